@@ -1,0 +1,36 @@
+/** \file
+ * Version of the headers, and of the library found at run time.
+ *
+ * These macros are the only place where the version is written down: the build reads them.
+ * The API version is the library's soname.
+ */
+#ifndef FP8OPTIM_VERSION_H
+#define FP8OPTIM_VERSION_H
+
+#if defined(__GNUC__)
+#  define FP8OPTIM_API __attribute__((visibility("default")))
+#else
+#  define FP8OPTIM_API
+#endif
+
+#define FP8OPTIM_VERSION_MAJOR 0
+#define FP8OPTIM_VERSION_MINOR 0
+#define FP8OPTIM_VERSION_PATCH 1
+
+#define FP8OPTIM_API_VERSION 0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Release of the library that is loaded, as "major.minor.patch". Static storage; thread-safe. */
+FP8OPTIM_API const char *fp8optim_version(void);
+
+/** API version (soname) of the library that is loaded. Thread-safe. */
+FP8OPTIM_API int fp8optim_api_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
