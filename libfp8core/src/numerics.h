@@ -119,7 +119,7 @@ FP8CORE_RULE uint32_t fp8core_encode_stochastic(fp8core_dtype dtype, uint32_t ma
   const uint32_t significand = (magnitude & 0x7fffff) | (exponent ? UINT32_C(0x800000) : 0);
   const uint32_t subnormal_shift = (uint32_t)shift + min_normal_exponent - (exponent ? exponent : 1);
   if (subnormal_shift < 32) return (significand >> subnormal_shift) + (draw < significand << (32 - subnormal_shift));
-  return subnormal_shift < 64 ? draw < significand >> (subnormal_shift - 32) : 0;
+  return subnormal_shift < 64 && draw < significand >> (subnormal_shift - 32);
 }
 
 // One element of a cast, with what it adds to amax and the counts.
