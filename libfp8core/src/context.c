@@ -58,7 +58,7 @@ static fp8core_status isa_from_environment(fp8core_isa *isa) {
 static fp8core_status choose_isa(fp8core_isa wanted, fp8core_isa *isa) {
   fp8core_isa environment;
   FP8CORE_TRY(isa_from_environment(&environment));
-  if (wanted < FP8CORE_ISA_AUTO || (int)wanted >= ISA_COUNT)
+  if ((unsigned)wanted >= (unsigned)ISA_COUNT)
     return fp8core_invalid("isa is %d, expected 0 (auto) to %d", (int)wanted, ISA_COUNT - 1);
   if (wanted > fp8core_isa_best())
     return fp8core_invalid("isa is %s, but the best tier of this CPU and build is %s", fp8core_isa_name(wanted),
