@@ -92,7 +92,7 @@ FP8CORE_API fp8core_status fp8core_cast(fp8core_context *context, const fp8core_
  * [columns, rows]; both hold the same codes. FP8 products on Hopper need both (both operands K-contiguous).
  *
  * \p destination may be NULL: only the transpose is written. Both must have the same dtype and the same scale pointers.
- * amax: that of \p destination (or of \p transposed, where that is another pointer or \p destination is NULL) is raised.
+ * amax: that of \p destination or \p transposed, whichever is set, is raised; where both are, it must be the same pointer.
  * Stochastic rounding draws by the index in the source, so that both hold the same values. No overlap is allowed.
  */
 FP8CORE_API fp8core_status fp8core_cast_transpose(fp8core_context *context, const fp8core_cast_options *options,

@@ -1,0 +1,409 @@
+// Casts with AVX2 and F16C: blocks of 32 elements, one kernel a pair of formats and rounding.
+//
+// The scheme is that of the AVX-512 tier: a block whose values all stay within the destination's range, the usual case,
+// needs no clamp and no counting of what was clamped. Without masks, a partial block goes through a buffer.
+#include <immintrin.h>
+#include <string.h>
+
+#include "cast.h"
+#include "numerics.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define BLOCK 32
+#define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+
+// Loop invariants of one call.
+typedef struct cast_constants {
+  __m256 scale_inverse;
+  __m256 scale;
+  // Largest magnitude that rounds within the destination's range.
+  __m256i max_rounding_to_max;
+  // What larger ones, and NaN, are replaced by before they are encoded.
+  __m256i overflow;
+  __m256i nan;
+  __m256i max_value;
+} cast_constants;
+
+typedef struct cast_sums {
+  __m256i amax;
+  // Minus the number of zero values, in each lane.
+  __m256i zero_values;
+  int64_t zero_codes;
+  int64_t saturated;
+  int64_t nonfinite;
+} cast_sums;
+
+ALWAYS_INLINE __m256i splat(uint32_t value) { return _mm256_set1_epi32((int)value); }
+
+ALWAYS_INLINE int64_t bytes_of(fp8core_dtype dtype) { return fp8core_format_of(dtype).bits / 8; }
+
+// Eight elements as FP32, times 2^-8 for E4M3: its codes are read as FP16 with the exponent bias of 15 instead of 7,
+// which is exact, subnormals included.
+ALWAYS_INLINE __m256 load8(fp8core_dtype dtype, const unsigned char *source) {
+  if (dtype == FP8CORE_FP32) return _mm256_loadu_ps((const float *)(const void *)source);
+  if (dtype == FP8CORE_BF16 || dtype == FP8CORE_FP16) {
+    const __m128i codes = _mm_loadu_si128((const __m128i *)source);
+    if (dtype == FP8CORE_FP16) return _mm256_cvtph_ps(codes);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
+  }
+  const __m128i codes = _mm_loadl_epi64((const __m128i *)source);
+  if (dtype == FP8CORE_E5M2) return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(codes), 8));
+  const __m128i halves = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(codes), 7), _mm_set1_epi16((short)0xbf80));
+  const __m128i nan = _mm_cmpeq_epi16(_mm_add_epi16(halves, halves), _mm_set1_epi16(0x7f00));
+  return _mm256_cvtph_ps(_mm_or_si128(halves, _mm_and_si128(nan, _mm_set1_epi16(0x7f80))));
+}
+
+// What load8() leaves out of the value.
+ALWAYS_INLINE float load_factor(fp8core_dtype dtype) { return dtype == FP8CORE_E4M3 ? 256.0f : 1.0f; }
+
+ALWAYS_INLINE __m256i xor3(__m256i a, __m256i b, __m256i c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
+
+// The draws of 32 elements from `block` on, eight blocks of the generator. In lanes of 64 bits, of which the
+// multiplication reads the lower half only, so that the upper one may hold anything.
+ALWAYS_INLINE void draw32(const fp8core_cast_parameters *parameters, uint64_t block, __m256i draws[4]) {
+  // Position p of the output of the unpack operations below holds generator block (p % 4) * 2 + p / 4.
+  const __m256i even_offsets = _mm256_setr_epi64x(0, 4, 1, 5);
+  const __m256i odd_offsets = _mm256_setr_epi64x(2, 6, 3, 7);
+  const __m256i multiplier0 = _mm256_set1_epi64x(0xD2511F53);
+  const __m256i multiplier1 = _mm256_set1_epi64x(0xCD9E8D57);
+  const __m256i first = _mm256_set1_epi64x((long long)block);
+  __m256i a0 = _mm256_add_epi64(first, even_offsets);
+  __m256i b0 = _mm256_add_epi64(first, odd_offsets);
+  __m256i a1 = _mm256_srli_epi64(a0, 32);
+  __m256i b1 = _mm256_srli_epi64(b0, 32);
+  __m256i a2 = _mm256_set1_epi64x(parameters->tensor_id);
+  __m256i b2 = a2;
+  __m256i a3 = _mm256_set1_epi64x(parameters->step);
+  __m256i b3 = a3;
+  uint32_t key0 = (uint32_t)parameters->seed;
+  uint32_t key1 = (uint32_t)(parameters->seed >> 32);
+  for (int round = 0; round < 10; round++) {
+    const __m256i keys0 = _mm256_set1_epi64x(key0);
+    const __m256i keys1 = _mm256_set1_epi64x(key1);
+    const __m256i a_product0 = _mm256_mul_epu32(a0, multiplier0);
+    const __m256i a_product1 = _mm256_mul_epu32(a2, multiplier1);
+    const __m256i b_product0 = _mm256_mul_epu32(b0, multiplier0);
+    const __m256i b_product1 = _mm256_mul_epu32(b2, multiplier1);
+    a0 = xor3(_mm256_srli_epi64(a_product1, 32), a1, keys0);
+    b0 = xor3(_mm256_srli_epi64(b_product1, 32), b1, keys0);
+    a2 = xor3(_mm256_srli_epi64(a_product0, 32), a3, keys1);
+    b2 = xor3(_mm256_srli_epi64(b_product0, 32), b3, keys1);
+    a1 = a_product1;
+    b1 = b_product1;
+    a3 = a_product0;
+    b3 = b_product0;
+    key0 += UINT32_C(0x9E3779B9);
+    key1 += UINT32_C(0xBB67AE85);
+  }
+  const __m256i word0 = _mm256_blend_epi32(a0, _mm256_slli_epi64(b0, 32), 0xaa);
+  const __m256i word1 = _mm256_blend_epi32(a1, _mm256_slli_epi64(b1, 32), 0xaa);
+  const __m256i word2 = _mm256_blend_epi32(a2, _mm256_slli_epi64(b2, 32), 0xaa);
+  const __m256i word3 = _mm256_blend_epi32(a3, _mm256_slli_epi64(b3, 32), 0xaa);
+  const __m256i low01 = _mm256_unpacklo_epi32(word0, word1);
+  const __m256i high01 = _mm256_unpackhi_epi32(word0, word1);
+  const __m256i low23 = _mm256_unpacklo_epi32(word2, word3);
+  const __m256i high23 = _mm256_unpackhi_epi32(word2, word3);
+  draws[0] = _mm256_unpacklo_epi64(low01, low23);
+  draws[1] = _mm256_unpackhi_epi64(low01, low23);
+  draws[2] = _mm256_unpacklo_epi64(high01, high23);
+  draws[3] = _mm256_unpackhi_epi64(high01, high23);
+}
+
+// Adding 2^(exponent + 23 - mantissa bits) rounds to the destination's mantissa at that exponent, and leaves the
+// rounded significand in the low bits of the sum; the code is that plus the exponent's share. Exponents below the
+// smallest normal count as that one, which makes the subnormals.
+ALWAYS_INLINE __m256i encode_nearest(fp8core_dtype dtype, __m256 magnitude) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const uint32_t min_exponent = (uint32_t)(format.min_exponent + 127) << 23;
+  const int shift = 23 - format.mantissa_bits;
+  const __m256i bits = _mm256_castps_si256(magnitude);
+  if (dtype == FP8CORE_BF16) {
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), splat(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, splat(0x7fff)), odd), 16);
+  }
+  const __m256i exponent = _mm256_max_epi32(_mm256_and_si256(bits, splat(0x7f800000)), splat(min_exponent));
+  const __m256i addend = _mm256_add_epi32(exponent, splat((uint32_t)shift << 23));
+  const __m256i sum = _mm256_castps_si256(_mm256_add_ps(magnitude, _mm256_castsi256_ps(addend)));
+  const __m256i share = _mm256_srli_epi32(_mm256_sub_epi32(exponent, splat(min_exponent)), shift);
+  return _mm256_add_epi32(_mm256_sub_epi32(sum, addend), share);
+}
+
+// fp8core_encode_stochastic() for magnitudes below the maximum, and for those that take the place of larger ones.
+ALWAYS_INLINE __m256i encode_stochastic(fp8core_dtype dtype, __m256 magnitude, __m256i draw) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const __m256i min_exponent = splat((uint32_t)(format.min_exponent + 127));
+  const __m256i bits = _mm256_castps_si256(magnitude);
+  const __m256i exponent_field = _mm256_srli_epi32(bits, 23);
+  const __m256i exponent = _mm256_max_epi32(exponent_field, splat(1));
+  const __m256i subnormal = _mm256_cmpeq_epi32(exponent_field, _mm256_setzero_si256());
+  const __m256i mantissa = _mm256_and_si256(bits, splat(0x7fffff));
+  const __m256i significand = _mm256_or_si256(mantissa, _mm256_andnot_si256(subnormal, splat(0x800000)));
+  const __m256i rounded_exponent = _mm256_max_epi32(exponent, min_exponent);
+  const __m256i shift =
+    _mm256_add_epi32(_mm256_sub_epi32(rounded_exponent, exponent), splat((uint32_t)(23 - format.mantissa_bits)));
+  const __m256i lower =
+    _mm256_add_epi32(_mm256_srlv_epi32(significand, shift),
+                     _mm256_slli_epi32(_mm256_sub_epi32(rounded_exponent, min_exponent), format.mantissa_bits));
+  // Counts outside 0 to 31 shift everything out.
+  const __m256i fraction = _mm256_or_si256(_mm256_sllv_epi32(significand, _mm256_sub_epi32(splat(32), shift)),
+                                           _mm256_srlv_epi32(significand, _mm256_sub_epi32(shift, splat(32))));
+  // AVX2 compares signed integers only: both sides move by 2^31.
+  const __m256i up = _mm256_cmpgt_epi32(_mm256_xor_si256(fraction, splat(FP8CORE_F32_SIGN)),
+                                        _mm256_xor_si256(draw, splat(FP8CORE_F32_SIGN)));
+  return _mm256_sub_epi32(lower, up);
+}
+
+ALWAYS_INLINE void store32(unsigned char *destination, __m256i vector, int streaming) {
+  if (streaming)
+    _mm256_stream_si256((__m256i *)(void *)destination, vector);
+  else
+    _mm256_storeu_si256((__m256i *)(void *)destination, vector);
+}
+
+// The bits of `mask` from `signs`, the others, which are all that `vector` has, from there.
+ALWAYS_INLINE __m256i with_sign(__m256i vector, __m256i signs, __m256i mask) {
+  return _mm256_or_si256(vector, _mm256_and_si256(signs, mask));
+}
+
+ALWAYS_INLINE int64_t lanes_of(__m256i mask) {
+  return __builtin_popcount((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
+}
+
+ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
+                              const fp8core_cast_parameters *parameters, const cast_constants *constants,
+                              const unsigned char *source, unsigned char *destination, uint64_t first_element,
+                              int streaming, cast_sums *sums) {
+  const __m256i infinity = splat(FP8CORE_F32_INFINITY);
+  const __m256i zero = _mm256_setzero_si256();
+  __m256i value[4];
+  __m256i magnitude[4];
+  __m256 scaled[4];
+  for (int i = 0; i < 4; i++) {
+    value[i] = _mm256_castps_si256(
+      _mm256_mul_ps(load8(source_dtype, source + i * 8 * bytes_of(source_dtype)), constants->scale_inverse));
+    magnitude[i] = _mm256_and_si256(value[i], splat(FP8CORE_F32_MAGNITUDE));
+    scaled[i] = _mm256_mul_ps(_mm256_castsi256_ps(magnitude[i]), constants->scale);
+    sums->zero_values = _mm256_add_epi32(sums->zero_values, _mm256_cmpeq_epi32(magnitude[i], zero));
+  }
+  const __m256i largest =
+    _mm256_max_epi32(_mm256_max_epi32(magnitude[0], magnitude[1]), _mm256_max_epi32(magnitude[2], magnitude[3]));
+  sums->amax = _mm256_max_epi32(sums->amax, largest);
+  const __m256i largest_scaled = _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(largest), constants->scale));
+  const __m256i any_over = _mm256_cmpgt_epi32(largest_scaled, constants->max_rounding_to_max);
+  if (__builtin_expect(!_mm256_testz_si256(any_over, any_over), 0)) {
+    for (int i = 0; i < 4; i++) {
+      const __m256i bits = _mm256_castps_si256(scaled[i]);
+      const __m256i over = _mm256_cmpgt_epi32(bits, constants->max_rounding_to_max);
+      const __m256i nan = _mm256_cmpgt_epi32(bits, infinity);
+      const __m256i finite = _mm256_cmpgt_epi32(infinity, magnitude[i]);
+      const __m256i clamped = _mm256_blendv_epi8(bits, constants->overflow, over);
+      scaled[i] = _mm256_castsi256_ps(_mm256_blendv_epi8(clamped, constants->nan, nan));
+      sums->saturated += lanes_of(_mm256_and_si256(over, finite));
+      sums->nonfinite += 8 - lanes_of(finite);
+    }
+  }
+
+  if (destination_dtype == FP8CORE_FP32) {
+    for (int i = 0; i < 4; i++) {
+      const __m256i bits = _mm256_castps_si256(scaled[i]);
+      sums->zero_codes += lanes_of(_mm256_cmpeq_epi32(bits, zero));
+      store32(destination + i * 32, with_sign(bits, value[i], splat(FP8CORE_F32_SIGN)), streaming);
+    }
+    return;
+  }
+
+  __m256i codes[4];
+  __m256i draws[4];
+  if (stochastic) draw32(parameters, first_element / 4, draws);
+  for (int i = 0; i < 4; i++) {
+    if (stochastic) {
+      // Between the maximum and what still rounds to it nothing is drawn. What took a larger one's place has no
+      // fraction.
+      const __m256i bits = _mm256_castps_si256(scaled[i]);
+      const __m256i over = _mm256_cmpgt_epi32(bits, constants->max_rounding_to_max);
+      const __m256i at_most_max = _mm256_min_epi32(bits, constants->max_value);
+      codes[i] = encode_stochastic(destination_dtype, _mm256_castsi256_ps(_mm256_blendv_epi8(at_most_max, bits, over)),
+                                   draws[i]);
+    } else if (destination_dtype == FP8CORE_FP16) {
+      codes[i] = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(scaled[i], TO_NEAREST));
+    } else {
+      codes[i] = encode_nearest(destination_dtype, scaled[i]);
+    }
+  }
+  // The packs work within lanes of 128 bits. A signed one keeps the sign bit of every element, that of -0 too.
+  const __m256i code_words[2] = {_mm256_packus_epi32(codes[0], codes[1]), _mm256_packus_epi32(codes[2], codes[3])};
+  const __m256i value_words[2] = {_mm256_packs_epi32(value[0], value[1]), _mm256_packs_epi32(value[2], value[3])};
+  if (bytes_of(destination_dtype) == 2) {
+    for (int i = 0; i < 2; i++) {
+      const __m256i zeros = _mm256_cmpeq_epi16(code_words[i], zero);
+      sums->zero_codes += __builtin_popcount((unsigned)_mm256_movemask_epi8(zeros)) / 2;
+      const __m256i result = with_sign(code_words[i], value_words[i], _mm256_set1_epi16(-0x8000));
+      store32(destination + i * 32, _mm256_permute4x64_epi64(result, 0xd8), streaming);
+    }
+    return;
+  }
+  const __m256i code_bytes = _mm256_packus_epi16(code_words[0], code_words[1]);
+  const __m256i value_bytes = _mm256_packs_epi16(value_words[0], value_words[1]);
+  sums->zero_codes += __builtin_popcount((unsigned)_mm256_movemask_epi8(_mm256_cmpeq_epi8(code_bytes, zero)));
+  const __m256i result = with_sign(code_bytes, value_bytes, _mm256_set1_epi8(-0x80));
+  store32(destination, _mm256_permutevar8x32_epi32(result, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), streaming);
+}
+
+ALWAYS_INLINE uint32_t reduce_amax(__m256i lanes) {
+  uint32_t each[8];
+  uint32_t amax = 0;
+  _mm256_storeu_si256((__m256i *)(void *)each, lanes);
+  for (int i = 0; i < 8; i++) amax = each[i] > amax ? each[i] : amax;
+  return amax > FP8CORE_F32_INFINITY ? FP8CORE_F32_QUIET_NAN : amax;
+}
+
+ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
+                            const fp8core_cast_parameters *parameters, const void *source, void *destination,
+                            int64_t elements, uint64_t first_element, fp8core_cast_totals *totals) {
+  const fp8core_format format = fp8core_format_of(destination_dtype);
+  // The code of infinity and NaN must come out of the arithmetic of encode_nearest() and encode_stochastic(): the value
+  // that the code would have if it were finite. The conversion instruction to FP16 and wider formats take the real
+  // ones.
+  const int as_finite = destination_dtype == FP8CORE_E4M3 || destination_dtype == FP8CORE_E5M2 ||
+                        (destination_dtype == FP8CORE_FP16 && stochastic);
+  const uint32_t infinity = !as_finite                          ? FP8CORE_F32_INFINITY
+                            : destination_dtype == FP8CORE_E4M3 ? UINT32_C(0x43f00000)
+                                                                : UINT32_C(0x47800000);
+  const uint32_t nan = !as_finite                          ? FP8CORE_F32_QUIET_NAN
+                       : destination_dtype == FP8CORE_E4M3 ? UINT32_C(0x43f00000)
+                                                           : UINT32_C(0x47c00000);
+  const cast_constants constants = {
+    .scale_inverse = _mm256_set1_ps(parameters->scale_inverse * load_factor(source_dtype)),
+    .scale = _mm256_set1_ps(parameters->scale),
+    .max_rounding_to_max = splat(format.max_rounding_to_max),
+    .overflow = splat(parameters->saturate ? format.max_value : infinity),
+    .nan = splat(nan),
+    .max_value = splat(format.max_value),
+  };
+  const __m256i zero = _mm256_setzero_si256();
+  cast_sums sums = {zero, zero, 0, 0, 0};
+  const unsigned char *in = source;
+  unsigned char *out = destination;
+  // Blocks start at a multiple of four elements, as those of the generator do.
+  const int64_t skipped = stochastic ? (int64_t)(first_element % 4) : 0;
+  for (int64_t i = -skipped; i < elements; i += BLOCK) {
+    for (; i >= 0 && i + BLOCK <= elements; i += BLOCK)
+      cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, in + i * bytes_of(source_dtype),
+                 out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, parameters->streaming, &sums);
+    if (i >= elements) break;
+    const int64_t low = i < 0 ? -i : 0;
+    const int64_t high = elements - i < BLOCK ? elements - i : BLOCK;
+    unsigned char buffer[BLOCK * 4] = {0};
+    unsigned char results[BLOCK * 4];
+    memcpy(buffer + low * bytes_of(source_dtype), in + (i + low) * bytes_of(source_dtype),
+           (size_t)((high - low) * bytes_of(source_dtype)));
+    cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, buffer, results,
+               first_element + (uint64_t)i, 0, &sums);
+    memcpy(out + (i + low) * bytes_of(destination_dtype), results + low * bytes_of(destination_dtype),
+           (size_t)((high - low) * bytes_of(destination_dtype)));
+  }
+  if (parameters->streaming) _mm_sfence();
+
+  const uint32_t amax = reduce_amax(sums.amax);
+  totals->amax = amax > totals->amax ? amax : totals->amax;
+  totals->saturated += sums.saturated;
+  totals->nonfinite += sums.nonfinite;
+  // The zeros around a partial block count on both sides. 32 bits a lane hold the zeros of 2^30 elements.
+  int32_t zero_values[8];
+  _mm256_storeu_si256((__m256i *)(void *)zero_values, sums.zero_values);
+  totals->flushed_to_zero += sums.zero_codes;
+  for (int i = 0; i < 8; i++) totals->flushed_to_zero += zero_values[i];
+}
+
+ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, const void *source, int64_t elements,
+                            fp8core_cast_totals *totals) {
+  const unsigned char *in = source;
+  const __m256 scales = _mm256_set1_ps(scale_inverse * load_factor(source_dtype));
+  const __m256i zero = _mm256_setzero_si256();
+  __m256i largest[4] = {zero, zero, zero, zero};
+  for (int64_t i = 0; i < elements; i += BLOCK) {
+    unsigned char buffer[BLOCK * 4] = {0};
+    const unsigned char *from = in + i * bytes_of(source_dtype);
+    if (elements - i < BLOCK) from = memcpy(buffer, from, (size_t)((elements - i) * bytes_of(source_dtype)));
+    for (int j = 0; j < 4; j++) {
+      const __m256 value = _mm256_mul_ps(load8(source_dtype, from + j * 8 * bytes_of(source_dtype)), scales);
+      largest[j] =
+        _mm256_max_epi32(largest[j], _mm256_and_si256(_mm256_castps_si256(value), splat(FP8CORE_F32_MAGNITUDE)));
+    }
+  }
+  const uint32_t amax =
+    reduce_amax(_mm256_max_epi32(_mm256_max_epi32(largest[0], largest[1]), _mm256_max_epi32(largest[2], largest[3])));
+  totals->amax = amax > totals->amax ? amax : totals->amax;
+}
+
+#define CAST_KERNEL(source_name, destination_name, rounding_name, stochastic)                                          \
+  static void cast_##source_name##_##destination_name##_##rounding_name(                                               \
+    const fp8core_cast_parameters *parameters, const void *source, void *destination, int64_t elements,                \
+    uint64_t first_element, fp8core_cast_totals *totals) {                                                             \
+    cast_run(FP8CORE_##source_name, FP8CORE_##destination_name, stochastic, parameters, source, destination, elements, \
+             first_element, totals);                                                                                   \
+  }
+// To FP32 nothing is rounded, so that both roundings share a kernel.
+#define CAST_KERNELS(source_name)                                                                                      \
+  CAST_KERNEL(source_name, E4M3, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, E4M3, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, E5M2, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, E5M2, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, BF16, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, BF16, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, FP16, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, FP16, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, FP32, nearest_even, 0)                                                                      \
+  static void amax_##source_name(float scale_inverse, const void *source, int64_t elements,                            \
+                                 fp8core_cast_totals *totals) {                                                        \
+    amax_run(FP8CORE_##source_name, scale_inverse, source, elements, totals);                                          \
+  }
+CAST_KERNELS(E4M3)
+CAST_KERNELS(E5M2)
+CAST_KERNELS(BF16)
+CAST_KERNELS(FP16)
+CAST_KERNELS(FP32)
+
+// Four rounds of unpacking transpose 16 x 16 bytes, two such blocks side by side.
+static void transpose_1(const unsigned char *source, int64_t source_stride, unsigned char *destination,
+                        int64_t destination_stride) {
+  for (int row = 0; row < FP8CORE_TILE; row += 16) {
+    for (int column = 0; column < FP8CORE_TILE; column += 32) {
+      __m256i a[16];
+      __m256i b[16];
+      for (int i = 0; i < 16; i++)
+        a[i] = _mm256_loadu_si256((const __m256i *)(const void *)(source + (row + i) * source_stride + column));
+      for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < 8; i++) {
+          b[2 * i] = _mm256_unpacklo_epi8(a[i], a[i + 8]);
+          b[2 * i + 1] = _mm256_unpackhi_epi8(a[i], a[i + 8]);
+        }
+        for (int i = 0; i < 16; i++) a[i] = b[i];
+      }
+      for (int i = 0; i < 16; i++) {
+        unsigned char *to = destination + (column + i) * destination_stride + row;
+        _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(a[i]));
+        _mm_storeu_si128((__m128i *)(void *)(to + 16 * destination_stride), _mm256_extracti128_si256(a[i], 1));
+      }
+    }
+  }
+}
+
+#define ENTRY(source_name, destination_name)                                                                           \
+  { cast_##source_name##_##destination_name##_nearest_even, cast_##source_name##_##destination_name##_stochastic }
+#define ENTRIES(source_name)                                                                                           \
+  {                                                                                                                    \
+    ENTRY(source_name, E4M3), ENTRY(source_name, E5M2), ENTRY(source_name, BF16), ENTRY(source_name, FP16), {          \
+      cast_##source_name##_FP32_nearest_even, cast_##source_name##_FP32_nearest_even                                   \
+    }                                                                                                                  \
+  }
+
+void fp8core_cast_kernels_avx2(fp8core_cast_kernels *kernels) {
+  static const fp8core_cast_kernels table = {
+    .cast = {ENTRIES(E4M3), ENTRIES(E5M2), ENTRIES(BF16), ENTRIES(FP16), ENTRIES(FP32)},
+    .amax = {amax_E4M3, amax_E5M2, amax_BF16, amax_FP16, amax_FP32},
+  };
+  memcpy(kernels->cast, table.cast, sizeof(table.cast));
+  memcpy(kernels->amax, table.amax, sizeof(table.amax));
+  kernels->transpose[0] = transpose_1;
+}

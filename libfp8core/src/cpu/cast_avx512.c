@@ -1,0 +1,435 @@
+// Casts with AVX-512 F, BW, DQ and VL: blocks of 64 elements, one kernel a pair of formats and rounding.
+//
+// A block whose values all stay within the destination's range, the usual case, needs no clamp and no counting of what
+// was clamped; one comparison of the block's largest magnitude tells.
+#include <immintrin.h>
+#include <string.h>
+
+#include "cast.h"
+#include "numerics.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define BLOCK 64
+#define TO_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+
+// Loop invariants of one call.
+typedef struct cast_constants {
+  __m512 scale_inverse;
+  __m512 scale;
+  // Largest magnitude that rounds within the destination's range.
+  __m512i max_rounding_to_max;
+  // What larger ones, and NaN, are replaced by before they are encoded.
+  __m512i overflow;
+  __m512i nan;
+  __m512i max_value;
+} cast_constants;
+
+typedef struct cast_sums {
+  __m512i amax;
+  __m512i zero_values;
+  int64_t zero_codes;
+  int64_t saturated;
+  int64_t nonfinite;
+} cast_sums;
+
+ALWAYS_INLINE __m512i splat(uint32_t value) { return _mm512_set1_epi32((int)value); }
+
+ALWAYS_INLINE int64_t bytes_of(fp8core_dtype dtype) { return fp8core_format_of(dtype).bits / 8; }
+
+ALWAYS_INLINE __mmask16 lanes(__mmask64 block_mask, int first) { return (__mmask16)(block_mask >> first); }
+
+// Sixteen elements as FP32, times 2^-8 for E4M3: its codes are read as FP16 with the exponent bias of 15 instead of 7,
+// which is exact, subnormals included.
+ALWAYS_INLINE __m512 load16(fp8core_dtype dtype, const unsigned char *source, __mmask16 mask, int partial) {
+  if (dtype == FP8CORE_FP32) return partial ? _mm512_maskz_loadu_ps(mask, source) : _mm512_loadu_ps(source);
+  if (dtype == FP8CORE_BF16 || dtype == FP8CORE_FP16) {
+    const __m256i codes =
+      partial ? _mm256_maskz_loadu_epi16(mask, source) : _mm256_loadu_si256((const __m256i *)source);
+    if (dtype == FP8CORE_FP16) return _mm512_cvtph_ps(codes);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
+  }
+  const __m128i codes = partial ? _mm_maskz_loadu_epi8(mask, source) : _mm_loadu_si128((const __m128i *)source);
+  if (dtype == FP8CORE_E5M2) return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8));
+  const __m256i halves =
+    _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7), _mm256_set1_epi16((short)0xbf80));
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_add_epi16(halves, halves), _mm256_set1_epi16(0x7f00));
+  return _mm512_cvtph_ps(_mm256_or_si256(halves, _mm256_maskz_mov_epi16(nan, _mm256_set1_epi16(0x7f80))));
+}
+
+// What load16() leaves out of the value.
+ALWAYS_INLINE float load_factor(fp8core_dtype dtype) { return dtype == FP8CORE_E4M3 ? 256.0f : 1.0f; }
+
+// The draws of 64 elements from `block` on, sixteen blocks of the generator. In lanes of 64 bits, of which the
+// multiplication reads the lower half only, so that the upper one may hold anything.
+ALWAYS_INLINE void draw64(const fp8core_cast_parameters *parameters, uint64_t block, __m512i draws[4]) {
+  // Position p of the output of unpack operations below holds generator block (p % 4) * 4 + p / 4.
+  const __m512i even_offsets = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  const __m512i odd_offsets = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+  const __m512i multiplier0 = _mm512_set1_epi64(0xD2511F53);
+  const __m512i multiplier1 = _mm512_set1_epi64(0xCD9E8D57);
+  const __m512i first = _mm512_set1_epi64((long long)block);
+  __m512i a0 = _mm512_add_epi64(first, even_offsets);
+  __m512i b0 = _mm512_add_epi64(first, odd_offsets);
+  __m512i a1 = _mm512_srli_epi64(a0, 32);
+  __m512i b1 = _mm512_srli_epi64(b0, 32);
+  __m512i a2 = _mm512_set1_epi64(parameters->tensor_id);
+  __m512i b2 = a2;
+  __m512i a3 = _mm512_set1_epi64(parameters->step);
+  __m512i b3 = a3;
+  uint32_t key0 = (uint32_t)parameters->seed;
+  uint32_t key1 = (uint32_t)(parameters->seed >> 32);
+  for (int round = 0; round < 10; round++) {
+    const __m512i keys0 = _mm512_set1_epi64(key0);
+    const __m512i keys1 = _mm512_set1_epi64(key1);
+    const __m512i a_product0 = _mm512_mul_epu32(a0, multiplier0);
+    const __m512i a_product1 = _mm512_mul_epu32(a2, multiplier1);
+    const __m512i b_product0 = _mm512_mul_epu32(b0, multiplier0);
+    const __m512i b_product1 = _mm512_mul_epu32(b2, multiplier1);
+    a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product1, 32), a1, keys0, 0x96);
+    b0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product1, 32), b1, keys0, 0x96);
+    a2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product0, 32), a3, keys1, 0x96);
+    b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product0, 32), b3, keys1, 0x96);
+    a1 = a_product1;
+    b1 = b_product1;
+    a3 = a_product0;
+    b3 = b_product0;
+    key0 += UINT32_C(0x9E3779B9);
+    key1 += UINT32_C(0xBB67AE85);
+  }
+  const __mmask16 odd = 0xaaaa;
+  const __m512i word0 = _mm512_mask_mov_epi32(a0, odd, _mm512_slli_epi64(b0, 32));
+  const __m512i word1 = _mm512_mask_mov_epi32(a1, odd, _mm512_slli_epi64(b1, 32));
+  const __m512i word2 = _mm512_mask_mov_epi32(a2, odd, _mm512_slli_epi64(b2, 32));
+  const __m512i word3 = _mm512_mask_mov_epi32(a3, odd, _mm512_slli_epi64(b3, 32));
+  const __m512i low01 = _mm512_unpacklo_epi32(word0, word1);
+  const __m512i high01 = _mm512_unpackhi_epi32(word0, word1);
+  const __m512i low23 = _mm512_unpacklo_epi32(word2, word3);
+  const __m512i high23 = _mm512_unpackhi_epi32(word2, word3);
+  draws[0] = _mm512_unpacklo_epi64(low01, low23);
+  draws[1] = _mm512_unpackhi_epi64(low01, low23);
+  draws[2] = _mm512_unpacklo_epi64(high01, high23);
+  draws[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+// Adding 2^(exponent + 23 - mantissa bits) rounds to the destination's mantissa at that exponent, and leaves the
+// rounded significand in the low bits of the sum; the code is that plus the exponent's share. Exponents below the
+// smallest normal count as that one, which makes the subnormals. Low 16 bits only, and more than the code by
+// nearest_excess().
+ALWAYS_INLINE __m512i encode_nearest(fp8core_dtype dtype, __m512 magnitude) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const uint32_t min_exponent = (uint32_t)(format.min_exponent + 127) << 23;
+  const __m512i bits = _mm512_castps_si512(magnitude);
+  if (dtype == FP8CORE_BF16) {
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), splat(1));
+    return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, splat(0x7fff)), odd), 16);
+  }
+  const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(bits, splat(0x7f800000)), splat(min_exponent));
+  const __m512i addend = _mm512_add_epi32(exponent, splat((uint32_t)(23 - format.mantissa_bits) << 23));
+  const __m512i sum = _mm512_castps_si512(_mm512_add_ps(magnitude, _mm512_castsi512_ps(addend)));
+  return _mm512_add_epi32(sum, _mm512_srli_epi32(exponent, (unsigned)(23 - format.mantissa_bits)));
+}
+
+ALWAYS_INLINE int nearest_excess(fp8core_dtype dtype) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  return (format.min_exponent + 127) << format.mantissa_bits;
+}
+
+// fp8core_encode_stochastic() for magnitudes below the maximum, and for those that clamp() makes.
+ALWAYS_INLINE __m512i encode_stochastic(fp8core_dtype dtype, __m512 magnitude, __m512i draw) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const __m512i min_exponent = splat((uint32_t)(format.min_exponent + 127));
+  const __m512i bits = _mm512_castps_si512(magnitude);
+  const __m512i exponent_field = _mm512_srli_epi32(bits, 23);
+  const __m512i exponent = _mm512_max_epi32(exponent_field, splat(1));
+  const __mmask16 normal = _mm512_test_epi32_mask(exponent_field, exponent_field);
+  const __m512i mantissa = _mm512_and_si512(bits, splat(0x7fffff));
+  const __m512i significand = _mm512_mask_or_epi32(mantissa, normal, mantissa, splat(0x800000));
+  const __m512i rounded_exponent = _mm512_max_epi32(exponent, min_exponent);
+  const __m512i shift =
+    _mm512_add_epi32(_mm512_sub_epi32(rounded_exponent, exponent), splat((uint32_t)(23 - format.mantissa_bits)));
+  const __m512i lower = _mm512_add_epi32(
+    _mm512_srlv_epi32(significand, shift),
+    _mm512_slli_epi32(_mm512_sub_epi32(rounded_exponent, min_exponent), (unsigned)format.mantissa_bits));
+  // Counts outside 0 to 31 shift everything out.
+  const __m512i fraction = _mm512_or_si512(_mm512_sllv_epi32(significand, _mm512_sub_epi32(splat(32), shift)),
+                                           _mm512_srlv_epi32(significand, _mm512_sub_epi32(shift, splat(32))));
+  return _mm512_mask_add_epi32(lower, _mm512_cmplt_epu32_mask(draw, fraction), lower, splat(1));
+}
+
+// Words 0, 2, ... (offset 0) or 1, 3, ... (offset 1) of two vectors.
+ALWAYS_INLINE __m512i words(__m512i first, __m512i second, int offset) {
+  const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24,
+                                        22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i index = offset ? _mm512_or_si512(even, _mm512_set1_epi16(1)) : even;
+  return _mm512_permutex2var_epi16(first, index, second);
+}
+
+ALWAYS_INLINE void store64(unsigned char *destination, __m512i vector, __mmask64 mask, int partial, int streaming) {
+  if (partial)
+    _mm512_mask_storeu_epi8(destination, mask, vector);
+  else if (streaming)
+    _mm512_stream_si512((__m512i *)destination, vector);
+  else
+    _mm512_storeu_si512(destination, vector);
+}
+
+// Sign of `signs`, all else of `vector`.
+ALWAYS_INLINE __m512i with_sign(__m512i vector, __m512i signs, __m512i sign_mask) {
+  return _mm512_ternarylogic_epi32(sign_mask, signs, vector, 0xca);
+}
+
+ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
+                              const fp8core_cast_parameters *parameters, const cast_constants *constants,
+                              const unsigned char *source, unsigned char *destination, uint64_t first_element,
+                              __mmask64 mask, int partial, cast_sums *sums) {
+  __m512i value[4];
+  __m512i magnitude[4];
+  __m512 scaled[4];
+  for (int i = 0; i < 4; i++) {
+    value[i] = _mm512_castps_si512(
+      _mm512_mul_ps(load16(source_dtype, source + i * 16 * bytes_of(source_dtype), lanes(mask, i * 16), partial),
+                    constants->scale_inverse));
+    magnitude[i] = _mm512_and_si512(value[i], splat(FP8CORE_F32_MAGNITUDE));
+    scaled[i] = _mm512_mul_ps(_mm512_castsi512_ps(magnitude[i]), constants->scale);
+    sums->zero_values = _mm512_mask_sub_epi32(sums->zero_values, _mm512_testn_epi32_mask(magnitude[i], magnitude[i]),
+                                              sums->zero_values, splat(UINT32_MAX));
+  }
+  const __m512i largest =
+    _mm512_max_epi32(_mm512_max_epi32(magnitude[0], magnitude[1]), _mm512_max_epi32(magnitude[2], magnitude[3]));
+  sums->amax = _mm512_max_epi32(sums->amax, largest);
+  const __m512i largest_scaled = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(largest), constants->scale));
+  if (__builtin_expect(_mm512_cmpgt_epi32_mask(largest_scaled, constants->max_rounding_to_max) != 0, 0)) {
+    for (int i = 0; i < 4; i++) {
+      const __m512i bits = _mm512_castps_si512(scaled[i]);
+      const __mmask16 over = _mm512_cmpgt_epi32_mask(bits, constants->max_rounding_to_max);
+      const __mmask16 nan = _mm512_cmpgt_epi32_mask(bits, splat(FP8CORE_F32_INFINITY));
+      const __mmask16 nonfinite = _mm512_cmpge_epi32_mask(magnitude[i], splat(FP8CORE_F32_INFINITY));
+      const __m512i clamped = _mm512_mask_mov_epi32(bits, over, constants->overflow);
+      scaled[i] = _mm512_castsi512_ps(_mm512_mask_mov_epi32(clamped, nan, constants->nan));
+      // Whatever is not finite exceeds the range after any scale too.
+      sums->saturated += __builtin_popcount((unsigned)over) - __builtin_popcount((unsigned)nonfinite);
+      sums->nonfinite += __builtin_popcount((unsigned)nonfinite);
+    }
+  }
+
+  const __m512i sign_dwords = splat(FP8CORE_F32_SIGN);
+  const __m512i sign_words = _mm512_set1_epi16(-0x8000);
+  if (destination_dtype == FP8CORE_FP32) {
+    for (int i = 0; i < 4; i++) {
+      const __m512i bits = _mm512_castps_si512(scaled[i]);
+      sums->zero_codes += __builtin_popcount((unsigned)_mm512_testn_epi32_mask(bits, bits));
+      const __m512i result = with_sign(bits, value[i], sign_dwords);
+      if (partial)
+        _mm512_mask_storeu_epi32(destination + i * 64, lanes(mask, i * 16), result);
+      else
+        store64(destination + i * 64, result, 0, 0, parameters->streaming);
+    }
+    return;
+  }
+
+  __m512i codes[4];
+  __m512i draws[4];
+  if (stochastic) draw64(parameters, first_element / 4, draws);
+  const int by_instruction = destination_dtype == FP8CORE_FP16 && !stochastic;
+  for (int i = 0; i < 4; i++) {
+    if (by_instruction) continue;
+    if (stochastic) {
+      // Between the maximum and what still rounds to it nothing is drawn. What clamp put there has no fraction.
+      const __m512i bits = _mm512_castps_si512(scaled[i]);
+      const __mmask16 within = _mm512_cmple_epi32_mask(bits, constants->max_rounding_to_max);
+      scaled[i] = _mm512_castsi512_ps(_mm512_mask_min_epi32(bits, within, bits, constants->max_value));
+      codes[i] = encode_stochastic(destination_dtype, scaled[i], draws[i]);
+    } else {
+      codes[i] = encode_nearest(destination_dtype, scaled[i]);
+    }
+  }
+  __m512i code_words[2];
+  __m512i value_words[2];
+  for (int i = 0; i < 2; i++) {
+    if (by_instruction) {
+      code_words[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(scaled[2 * i], TO_NEAREST)),
+                                         _mm512_cvtps_ph(scaled[2 * i + 1], TO_NEAREST), 1);
+    } else {
+      code_words[i] = words(codes[2 * i], codes[2 * i + 1], 0);
+      if (!stochastic && destination_dtype != FP8CORE_BF16)
+        code_words[i] = _mm512_sub_epi16(code_words[i], _mm512_set1_epi16((short)nearest_excess(destination_dtype)));
+    }
+    value_words[i] = words(value[2 * i], value[2 * i + 1], 1);
+  }
+  if (bytes_of(destination_dtype) == 2) {
+    for (int i = 0; i < 2; i++) {
+      sums->zero_codes += __builtin_popcount(_mm512_testn_epi16_mask(code_words[i], code_words[i]));
+      const __m512i result = with_sign(code_words[i], value_words[i], sign_words);
+      if (partial)
+        _mm512_mask_storeu_epi16(destination + i * 64, (__mmask32)(mask >> i * 32), result);
+      else
+        store64(destination + i * 64, result, 0, 0, parameters->streaming);
+    }
+    return;
+  }
+  // The packs work within lanes of 128 bits. A signed one keeps the sign bit of every word, that of -0 too.
+  const __m512i code_bytes = _mm512_packus_epi16(code_words[0], code_words[1]);
+  const __m512i value_bytes = _mm512_packs_epi16(value_words[0], value_words[1]);
+  sums->zero_codes += __builtin_popcountll(_mm512_testn_epi8_mask(code_bytes, code_bytes));
+  const __m512i result = with_sign(code_bytes, value_bytes, _mm512_set1_epi8(-0x80));
+  store64(destination, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), result), mask, partial,
+          parameters->streaming);
+}
+
+ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
+                            const fp8core_cast_parameters *parameters, const void *source, void *destination,
+                            int64_t elements, uint64_t first_element, fp8core_cast_totals *totals) {
+  const fp8core_format format = fp8core_format_of(destination_dtype);
+  // The code of infinity and NaN must come out of the arithmetic of encode_nearest() and encode_stochastic(): the value
+  // that the code would have if it were finite. The conversion instruction to FP16 and wider formats take the real
+  // ones.
+  const int as_finite = destination_dtype == FP8CORE_E4M3 || destination_dtype == FP8CORE_E5M2 ||
+                        (destination_dtype == FP8CORE_FP16 && stochastic);
+  const uint32_t infinity = !as_finite                          ? FP8CORE_F32_INFINITY
+                            : destination_dtype == FP8CORE_E4M3 ? UINT32_C(0x43f00000)
+                                                                : UINT32_C(0x47800000);
+  const uint32_t nan = !as_finite                          ? FP8CORE_F32_QUIET_NAN
+                       : destination_dtype == FP8CORE_E4M3 ? UINT32_C(0x43f00000)
+                                                           : UINT32_C(0x47c00000);
+  const cast_constants constants = {
+    .scale_inverse = _mm512_set1_ps(parameters->scale_inverse * load_factor(source_dtype)),
+    .scale = _mm512_set1_ps(parameters->scale),
+    .max_rounding_to_max = splat(format.max_rounding_to_max),
+    .overflow = splat(parameters->saturate ? format.max_value : infinity),
+    .nan = splat(nan),
+    .max_value = splat(format.max_value),
+  };
+  cast_sums sums = {_mm512_setzero_si512(), _mm512_setzero_si512(), 0, 0, 0};
+  const unsigned char *in = source;
+  unsigned char *out = destination;
+  // Blocks start at a multiple of four elements, as those of the generator do.
+  const int64_t skipped = stochastic ? (int64_t)(first_element % 4) : 0;
+  for (int64_t i = -skipped; i < elements; i += BLOCK) {
+    for (; i >= 0 && i + BLOCK <= elements; i += BLOCK)
+      cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, in + i * bytes_of(source_dtype),
+                 out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, UINT64_MAX, 0, &sums);
+    if (i >= elements) break;
+    // Lanes before the first element and after the last are masked; addresses there are only computed.
+    const int64_t low = i < 0 ? -i : 0;
+    const int64_t high = elements - i < BLOCK ? elements - i : BLOCK;
+    const __mmask64 mask = UINT64_MAX >> (BLOCK - (high - low)) << low;
+    cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants,
+               (const unsigned char *)((uintptr_t)in + (uintptr_t)(i * bytes_of(source_dtype))),
+               (unsigned char *)((uintptr_t)out + (uintptr_t)(i * bytes_of(destination_dtype))),
+               first_element + (uint64_t)i, mask, 1, &sums);
+  }
+  if (parameters->streaming) _mm_sfence();
+
+  const uint32_t amax = (uint32_t)_mm512_reduce_max_epi32(sums.amax);
+  const uint32_t canonical = amax > FP8CORE_F32_INFINITY ? FP8CORE_F32_QUIET_NAN : amax;
+  totals->amax = canonical > totals->amax ? canonical : totals->amax;
+  totals->saturated += sums.saturated;
+  totals->nonfinite += sums.nonfinite;
+  // Lanes that a mask left out count as zeros on both sides. 32 bits a lane hold the zeros of 2^30 elements.
+  totals->flushed_to_zero += sums.zero_codes - (int64_t)(uint32_t)_mm512_reduce_add_epi32(sums.zero_values);
+}
+
+ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, const void *source, int64_t elements,
+                            fp8core_cast_totals *totals) {
+  const unsigned char *in = source;
+  const __m512 scales = _mm512_set1_ps(scale_inverse * load_factor(source_dtype));
+  __m512i largest[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+  for (int64_t i = 0; i < elements; i += BLOCK) {
+    const int full = i + BLOCK <= elements;
+    const __mmask64 mask = full ? UINT64_MAX : UINT64_MAX >> (BLOCK - (elements - i));
+    for (int j = 0; j < 4; j++) {
+      const unsigned char *from = in + (i + j * 16) * bytes_of(source_dtype);
+      const __m512 loaded =
+        full ? load16(source_dtype, from, 0, 0) : load16(source_dtype, from, lanes(mask, j * 16), 1);
+      const __m512i magnitude =
+        _mm512_and_si512(_mm512_castps_si512(_mm512_mul_ps(loaded, scales)), splat(FP8CORE_F32_MAGNITUDE));
+      largest[j] = _mm512_max_epi32(largest[j], magnitude);
+    }
+  }
+  const uint32_t amax = (uint32_t)_mm512_reduce_max_epi32(
+    _mm512_max_epi32(_mm512_max_epi32(largest[0], largest[1]), _mm512_max_epi32(largest[2], largest[3])));
+  const uint32_t canonical = amax > FP8CORE_F32_INFINITY ? FP8CORE_F32_QUIET_NAN : amax;
+  totals->amax = canonical > totals->amax ? canonical : totals->amax;
+}
+
+#define CAST_KERNEL(source_name, destination_name, rounding_name, stochastic)                                          \
+  static void cast_##source_name##_##destination_name##_##rounding_name(                                               \
+    const fp8core_cast_parameters *parameters, const void *source, void *destination, int64_t elements,                \
+    uint64_t first_element, fp8core_cast_totals *totals) {                                                             \
+    cast_run(FP8CORE_##source_name, FP8CORE_##destination_name, stochastic, parameters, source, destination, elements, \
+             first_element, totals);                                                                                   \
+  }
+// To FP32 nothing is rounded, so that both roundings share a kernel.
+#define CAST_KERNELS(source_name)                                                                                      \
+  CAST_KERNEL(source_name, E4M3, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, E4M3, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, E5M2, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, E5M2, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, BF16, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, BF16, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, FP16, nearest_even, 0)                                                                      \
+  CAST_KERNEL(source_name, FP16, stochastic, 1)                                                                        \
+  CAST_KERNEL(source_name, FP32, nearest_even, 0)                                                                      \
+  static void amax_##source_name(float scale_inverse, const void *source, int64_t elements,                            \
+                                 fp8core_cast_totals *totals) {                                                        \
+    amax_run(FP8CORE_##source_name, scale_inverse, source, elements, totals);                                          \
+  }
+CAST_KERNELS(E4M3)
+CAST_KERNELS(E5M2)
+CAST_KERNELS(BF16)
+CAST_KERNELS(FP16)
+CAST_KERNELS(FP32)
+
+// Sixteen rows of 64 bytes at a time: four rounds of unpacking transpose the 16 x 16 bytes in each lane of 128 bits.
+static void transpose_1(const unsigned char *source, int64_t source_stride, unsigned char *destination,
+                        int64_t destination_stride) {
+  unsigned char columns[FP8CORE_TILE][FP8CORE_TILE] __attribute__((aligned(64)));
+  for (int group = 0; group < 4; group++) {
+    __m512i a[16];
+    __m512i b[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(source + (group * 16 + i) * source_stride);
+    for (int i = 0; i < 8; i++) {
+      b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+      b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+      a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
+      a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+      b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+      b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+      a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
+      a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
+    }
+    for (int i = 0; i < 16; i++) {
+      _mm_store_si128((__m128i *)&columns[i][group * 16], _mm512_castsi512_si128(a[i]));
+      _mm_store_si128((__m128i *)&columns[i + 16][group * 16], _mm512_extracti32x4_epi32(a[i], 1));
+      _mm_store_si128((__m128i *)&columns[i + 32][group * 16], _mm512_extracti32x4_epi32(a[i], 2));
+      _mm_store_si128((__m128i *)&columns[i + 48][group * 16], _mm512_extracti32x4_epi32(a[i], 3));
+    }
+  }
+  for (int i = 0; i < FP8CORE_TILE; i++)
+    _mm512_storeu_si512(destination + i * destination_stride, _mm512_load_si512(columns[i]));
+}
+
+#define ENTRY(source_name, destination_name)                                                                           \
+  { cast_##source_name##_##destination_name##_nearest_even, cast_##source_name##_##destination_name##_stochastic }
+#define ENTRIES(source_name)                                                                                           \
+  {                                                                                                                    \
+    ENTRY(source_name, E4M3), ENTRY(source_name, E5M2), ENTRY(source_name, BF16), ENTRY(source_name, FP16), {          \
+      cast_##source_name##_FP32_nearest_even, cast_##source_name##_FP32_nearest_even                                   \
+    }                                                                                                                  \
+  }
+
+void fp8core_cast_kernels_avx512(fp8core_cast_kernels *kernels) {
+  static const fp8core_cast_kernels table = {
+    .cast = {ENTRIES(E4M3), ENTRIES(E5M2), ENTRIES(BF16), ENTRIES(FP16), ENTRIES(FP32)},
+    .amax = {amax_E4M3, amax_E5M2, amax_BF16, amax_FP16, amax_FP32},
+  };
+  memcpy(kernels->cast, table.cast, sizeof(table.cast));
+  memcpy(kernels->amax, table.amax, sizeof(table.amax));
+  kernels->transpose[0] = transpose_1;
+}
