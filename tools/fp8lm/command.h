@@ -1,0 +1,62 @@
+/** \file
+ * What the subcommands of fp8lm share: exit codes, messages, parsing of arguments.
+ */
+#ifndef FP8LM_COMMAND_H
+#define FP8LM_COMMAND_H
+
+#include <getopt.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "fp8core/fp8core.h"
+
+/** Exit codes, the same for every subcommand; docs/fp8lm.md lists them. */
+enum {
+  FP8LM_EXIT_SUCCESS = 0,
+  /** Something failed while running: a file that cannot be read or is malformed, a device that is not there. */
+  FP8LM_EXIT_FAILURE = 1,
+  /** The command line is wrong; nothing was done. */
+  FP8LM_EXIT_USAGE = 2
+};
+
+/** One entry of a table of subcommands; the table ends with a NULL name. */
+typedef struct fp8lm_command {
+  const char *name;
+  /** One line for the list of commands. */
+  const char *summary;
+  /** Runs it with argv[0] the subcommand's own name; returns an exit code. */
+  int (*run)(int argc, char **argv);
+} fp8lm_command;
+
+/**
+ * Runs the entry of \p commands named argv[1]. Prints what exists, and returns FP8LM_EXIT_USAGE, when there is none.
+ * \param prefix what was typed so far ("fp8lm bench"), for messages.
+ */
+int fp8lm_dispatch(const char *prefix, const fp8lm_command *commands, int argc, char **argv);
+
+/** Prints the names and summaries of \p commands, indented. */
+void fp8lm_print_commands(FILE *stream, const fp8lm_command *commands);
+
+/** Prints "PREFIX: MESSAGE" and a newline on stderr, and returns \p exit_code. */
+int fp8lm_complain(int exit_code, const char *prefix, const char *format, ...) FP8CORE_PRINTF(3, 4);
+
+/**
+ * Explains a '?' or ':' of getopt_long() (called with opterr 0 and an option string that starts with ':') on stderr,
+ * with the options that exist. Returns FP8LM_EXIT_USAGE.
+ */
+int fp8lm_option_error(const char *prefix, int result, char *const *argv, const struct option *options);
+
+/** Parses a whole decimal number within [minimum, maximum]. Returns 0, or -1 after a message that names \p option. */
+int fp8lm_parse_integer(const char *prefix, const char *option, const char *text, int64_t minimum, int64_t maximum,
+                        int64_t *value);
+
+/** The same for a finite decimal fraction. */
+int fp8lm_parse_real(const char *prefix, const char *option, const char *text, double minimum, double maximum,
+                     double *value);
+
+/** The subcommands, one file each. */
+int fp8lm_bench(int argc, char **argv);
+int fp8lm_bench_core(int argc, char **argv);
+int fp8lm_inspect(int argc, char **argv);
+
+#endif

@@ -1,0 +1,63 @@
+// fp8lm: the command of the suite. A subcommand is one file and one line in a table.
+#include <string.h>
+
+#include "command.h"
+
+static int help(int argc, char **argv);
+
+static const fp8lm_command commands[] = {
+  {"bench", "measure kernels beside the machine's own limits", fp8lm_bench},
+  {"inspect", "show what quantisation does to the tensors of a file", fp8lm_inspect},
+  {"help", "describe a command: fp8lm help COMMAND", help},
+  {NULL, NULL, NULL},
+};
+
+static void print_help(void) {
+  printf("Usage: fp8lm COMMAND [OPTION]... [ARGUMENT]...\n"
+         "\n"
+         "Tools for training in 8-bit floating point.\n"
+         "\n"
+         "Commands:\n");
+  fp8lm_print_commands(stdout, commands);
+  printf("\n"
+         "Options:\n"
+         "  --help     print this text\n"
+         "  --version  print the versions of the tool and of libfp8core\n"
+         "\n"
+         "'fp8lm COMMAND --help' describes a command and its options.\n"
+         "Exit codes: 0 success; 1 a failure at run time, with a message on standard error; 2 wrong usage.\n");
+}
+
+static int help(int argc, char **argv) {
+  if (argc < 2) {
+    print_help();
+    return FP8LM_EXIT_SUCCESS;
+  }
+  // "help bench core" runs "bench core --help".
+  char option[] = "--help";
+  char *arguments[8] = {argv[0]};
+  int count = 1;
+  for (int i = 1; i < argc && count < 6; i++) arguments[count++] = argv[i];
+  arguments[count++] = option;
+  if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
+    print_help();
+    return FP8LM_EXIT_SUCCESS;
+  }
+  return fp8lm_dispatch("fp8lm", commands, count, arguments);
+}
+
+int main(int argc, char **argv) {
+  int result;
+  if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+    print_help();
+    result = FP8LM_EXIT_SUCCESS;
+  } else if (argc > 1 && strcmp(argv[1], "--version") == 0) {
+    printf("fp8lm %s (libfp8core %s)\n", FP8LM_VERSION, fp8core_version());
+    result = FP8LM_EXIT_SUCCESS;
+  } else {
+    result = fp8lm_dispatch("fp8lm", commands, argc, argv);
+  }
+  if (fflush(stdout) != 0 || ferror(stdout))
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, "fp8lm", "cannot write to standard output");
+  return result;
+}
