@@ -35,7 +35,7 @@ static const char help_text[] =
   "Casts round to nearest even and saturate. FP64 values are first rounded to FP32.\n"
   "\n"
   "Options:\n"
-  "  --format FORMAT   raw, npy or safetensors; by default by the file's content and extension\n"
+  "  --format FORMAT   raw, npy or safetensors; by default by the extension, else by the content\n"
   "  --dtype DTYPE     e4m3, e5m2, bf16, fp16, fp32 or fp64 (little-endian): what a raw file holds, or a NumPy file "
   "whose\n"
   "                    type is void, integer or f1, as ml_dtypes writes them\n"
@@ -308,9 +308,13 @@ static fp8core_status describe_file(const inspect_settings *settings, const char
   int format = settings->format;
   if (format < 0) {
     unsigned char start[4];
-    if (has_extension(path, ".npy") || fp8lm_looks_like_npy(input)) {
+    if (has_extension(path, ".npy")) {
       format = FP8LM_FILE_NPY;
-    } else if (has_extension(path, ".safetensors") || (!settings->dtype && fp8lm_looks_like_safetensors(input))) {
+    } else if (has_extension(path, ".safetensors")) {
+      format = FP8LM_FILE_SAFETENSORS;
+    } else if (fp8lm_looks_like_npy(input)) {
+      format = FP8LM_FILE_NPY;
+    } else if (!settings->dtype && fp8lm_looks_like_safetensors(input)) {
       format = FP8LM_FILE_SAFETENSORS;
     } else if (settings->dtype) {
       format = FP8LM_FILE_RAW;

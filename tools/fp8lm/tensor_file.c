@@ -64,8 +64,8 @@ const char *fp8lm_quote(char buffer[FP8LM_QUOTE_BYTES], const char *text, size_t
   buffer[used++] = '"';
   for (size_t i = 0; i < length; i++) {
     const unsigned char c = (unsigned char)text[i];
-    // Room for one more escape, the dots, the quote and the end; cut only between characters of UTF-8.
-    if (used + 6 + 3 + 2 + 4 > FP8LM_QUOTE_BYTES && (c & 0xc0) != 0x80) {
+    // Room for one more escape, the dots, the quote and the end. Cut between characters of UTF-8, if it is UTF-8.
+    if (used + 15 > FP8LM_QUOTE_BYTES && ((c & 0xc0) != 0x80 || used + 9 > FP8LM_QUOTE_BYTES)) {
       memcpy(buffer + used, "...", 3);
       used += 3;
       break;
