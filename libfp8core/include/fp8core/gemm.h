@@ -33,22 +33,27 @@ typedef struct fp8core_gemm_options {
   /** Non-zero: op(A) is the transpose of A, and so for B. */
   int transpose_a;
   int transpose_b;
+  /** Finite. */
   float alpha;
+  /** Finite. */
   float beta;
   fp8core_epilogue epilogue;
   /** Vector of N values added to every row; FP32, BF16 or FP16. NULL: none. */
   const fp8core_tensor *bias;
   /**
    * Matrix [M, N] of pre-activations (after bias, before the activation); FP32, BF16 or FP16. Written by ReLU and GELU
-   * when not NULL; read by the backward forms, which need it. Must be NULL without activation.
+   * when not NULL; read by the backward forms, which need it. Must be NULL without activation, and with batches.
    */
   const fp8core_tensor *auxiliary;
   /**
    * Vector of N values, FP32: the column sums of the result (after the epilogue, before the cast) are written to it: the
-   * gradient of the bias of the layer below. Summed over rows in a fixed order. NULL: none. Not with batches.
+   * gradient of the bias of the layer below. Summed over rows in a fixed order; zeros where M is 0. NULL: none. Not with batches.
    */
   const fp8core_tensor *bias_gradient;
-  /** Products to compute, at least 1, with operands batch_stride_* elements apart (0: the same operand for all; D's must not overlap). */
+  /**
+   * Products to compute, at least 1, with operands batch_stride_* elements apart (0: the same operand for all). D's must not
+   * overlap, but may lie side by side in the same rows.
+   */
   int64_t batch;
   int64_t batch_stride_a;
   int64_t batch_stride_b;
@@ -84,19 +89,20 @@ static inline fp8core_gemm_options fp8core_gemm_options_default(void) {
 
 /**
  * D = epilogue(alpha * op(A) op(B) + beta * C + bias), all in values, that is with every tensor's scale_inverse applied
- * where it is read; D is stored with its scale, saturating, rounded to nearest even, and its amax is raised.
+ * where it is read; D is stored with its scale, rounded to nearest even, and its amax is raised. FP8 results saturate; BF16,
+ * FP16 and FP32 ones overflow to infinity, so that an overflow is seen.
  *
  * \param options NULL for the defaults.
  * \param a [M, K], or [K, M] with transpose_a. \param b [K, N], or [N, K] with transpose_b. Two-dimensional, row-major,
  *        any row stride; each of any dtype. Of a batch the tensor describes the first matrix.
  * \param c [M, N], any dtype; read only when beta is not 0, and then must not be NULL. May be the same memory as \p d if
  *        dtype and strides are equal. beta 0 ignores C's NaNs.
- * \param d [M, N], any dtype. Must not overlap A or B.
+ * \param d [M, N], any dtype. Must not overlap A or B (columns of one buffer that do not meet are no overlap).
  *
  * M, N or K of 0 are fine: K of 0 gives epilogue(beta * C + bias).
- * CPU: products of two operands narrower than FP16 go through BF16 dot products where the CPU has them (all FP8 values
- * are exact in BF16; BF16 subnormals count as zero there), others through FP32. The result depends on neither the number
- * of threads nor the position in a batch.
+ * CPU: products of FP8 and BF16 operands go through BF16 dot products where the CPU has them (all FP8 values are exact in
+ * BF16; BF16 subnormals, and sums below 2^-126, count as zero there), others through FP32. The bits of an element depend on its
+ * row of op(A) and column of op(B) only: neither on the number of threads, nor on the position in a batch, nor on M and N.
  * CUDA: FP8 tensor cores on compute capability 8.9 and later, through BF16 before, and for sizes that the FP8 kernels
  * refuse. Results are within the bound of numerics.md, "Matrix products".
  * \return FP8CORE_ERROR_INVALID_ARGUMENT; FP8CORE_ERROR_NOT_SUPPORTED for E5M2 times E5M2 on CUDA;

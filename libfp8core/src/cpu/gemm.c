@@ -107,6 +107,7 @@ static int64_t block_length(const gemm_plan *plan, int64_t block) {
 static void pack_a(const gemm_plan *plan, const gemm_product *product, int64_t panel, int64_t panels, int64_t block, unsigned char *packed) {
   const int64_t width = plan->kernels->rows;
   const int64_t first = panel * width;
+  if (plan->job->k == 0) return;
   plan->kernels->pack_a(&product->a, first, minimum(panels * width, plan->job->m - first), block * plan->block_k,
                         block_length(plan, block), packed, plan->a_panel_stride);
 }
@@ -114,6 +115,7 @@ static void pack_a(const gemm_plan *plan, const gemm_product *product, int64_t p
 static void pack_b(const gemm_plan *plan, const gemm_product *product, int64_t panel, int64_t panels, int64_t block, unsigned char *packed) {
   const int64_t width = plan->kernels->columns;
   const int64_t first = panel * width;
+  if (plan->job->k == 0) return;
   plan->kernels->pack_b(&product->b, first, minimum(panels * width, plan->job->n - first), block * plan->block_k,
                         block_length(plan, block), packed, plan->b_panel_stride);
 }
@@ -234,11 +236,12 @@ static gemm_product product_of(const gemm_plan *plan, int64_t index) {
   const int64_t c_size = (int64_t)fp8core_dtype_size(job->c.dtype);
   const int64_t d_size = (int64_t)fp8core_dtype_size(job->d.dtype);
   gemm_product product;
-  product.a.data = (const unsigned char *)job->a.data + index * options->batch_stride_a * a_size;
+  // Without K the operands may be NULL; nothing is packed then.
+  product.a.data = job->k ? (const unsigned char *)job->a.data + index * options->batch_stride_a * a_size : NULL;
   product.a.dtype = job->a.dtype;
   product.a.k_contiguous = !options->transpose_a;
   product.a.stride = job->a.row_stride * a_size;
-  product.b.data = (const unsigned char *)job->b.data + index * options->batch_stride_b * b_size;
+  product.b.data = job->k ? (const unsigned char *)job->b.data + index * options->batch_stride_b * b_size : NULL;
   product.b.dtype = job->b.dtype;
   product.b.k_contiguous = options->transpose_b != 0;
   product.b.stride = job->b.row_stride * b_size;
