@@ -318,7 +318,8 @@ fp8core_status fp8core_scaling_set_scale(fp8core_scaling *scaling, int64_t index
 //   header   8 bytes of magic, u32 version, u32 policy, u64 tensors, u32 history_length, u32 amax_choice, i32 margin,
 //            u32 power_of_two
 //   tensors  u32 dtype, f32 scale, f32 amax, u32 zero, u64 history_steps, u64 nonfinite_steps, and with delayed scaling
-//            f32[history_length], a ring whose next entry is history_steps modulo history_length, unused entries zero
+//            f32[history_length], a ring whose next entry is history_steps modulo history_length, unused entries zero;
+//            of a full ring history_steps is less than twice its length
 //   end      u32 CRC-32 of all before
 // The reciprocals are not in it: they follow from the scales, and what is not stored cannot be stale.
 #define MAGIC "FP8SCALE"
@@ -394,15 +395,16 @@ fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *buffer, size
   put_u32(out + 36, (uint32_t)scaling->options.power_of_two);
   out += HEADER_BYTES;
   for (int64_t i = 0; i < tensors; i++) {
+    const uint64_t steps = arrays.history_steps[i];
     put_u32(out, arrays.dtypes[i]);
     put_u32(out + 4, fp8core_float_bits(arrays.scale[i]));
     put_u32(out + 8, fp8core_float_bits(arrays.amax[i]));
     put_u32(out + 12, 0);
-    put_u64(out + 16, arrays.history_steps[i]);
+    put_u64(out + 16, steps < entries ? steps : entries ? entries + steps % entries : 0);
     put_u64(out + 24, arrays.nonfinite_steps[i]);
     out += TENSOR_BYTES;
     for (size_t j = 0; j < entries; j++, out += 4) put_u32(out, fp8core_float_bits(arrays.history[(size_t)i * entries + j]));
-    scaling->history_seen[i] = arrays.history_steps[i] > 0;
+    scaling->history_seen[i] = steps > 0;
   }
   put_u32(out, crc32_of(buffer, bytes - CHECKSUM_BYTES));
   free(image);
@@ -482,13 +484,13 @@ static fp8core_status check_same(const fp8core_scaling *scaling, const fp8core_s
 }
 
 // Reads the record of tensor `index` into `arrays`, which lie in host memory full of zeros. The checksum only guards against
-// damage, so every field is checked. Not so the amax: it is the caller's to write, and the update has a rule for any value.
+// damage, so every field is checked. Not so the amax, which is the caller's to write, and the update has a rule for any value; and a
+// count of steps that were not finite may be any number.
 static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_t own_dtype,
                                   const fp8core_scaling_options *options, const fp8core_scaling_arrays *arrays) {
   const uint32_t dtype = get_u32(in);
   const float scale = get_float(in + 4);
   const uint64_t steps = get_u64(in + 16);
-  const uint64_t nonfinite = get_u64(in + 24);
   if (dtype >= FP8CORE_DTYPE_COUNT) {
     return corrupt("saved tensor %" PRId64 " has dtype %" PRIu32 ", expected 0 to %d", index, dtype, FP8CORE_DTYPE_COUNT - 1);
   }
@@ -504,13 +506,9 @@ static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_
     return corrupt("saved tensor %" PRId64 " has %" PRIu32 " in its unused field, expected 0", index, get_u32(in + 12));
   }
   const size_t entries = history_entries(options);
-  if (steps > (entries ? (uint64_t)INT64_MAX : 0)) {
-    return corrupt("saved tensor %" PRId64 " has %" PRIu64 " steps of history, expected at most %" PRId64, index, steps,
-                   entries ? INT64_MAX : INT64_C(0));
-  }
-  if (nonfinite > INT64_MAX) {
-    return corrupt("saved tensor %" PRId64 " has %" PRIu64 " steps that were not finite, expected at most %" PRId64, index,
-                   nonfinite, INT64_MAX);
+  if (steps > 0 && steps >= 2 * entries) {
+    return corrupt("saved tensor %" PRId64 " has %" PRIu64 " steps of history, expected at most %zu", index, steps,
+                   entries ? 2 * entries - 1 : 0);
   }
   in += TENSOR_BYTES;
   for (size_t i = 0; i < entries; i++, in += 4) {
@@ -528,7 +526,7 @@ static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_
   arrays->scale_inverse[index] = 1.0f / scale;
   arrays->amax[index] = get_float(in + 8);
   arrays->history_steps[index] = steps;
-  arrays->nonfinite_steps[index] = nonfinite;
+  arrays->nonfinite_steps[index] = get_u64(in + 24);
   return FP8CORE_OK;
 }
 

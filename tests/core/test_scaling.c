@@ -908,7 +908,8 @@ static void load_wrong_fields(void **unused) {
     {STEPS, 8, UINT64_MAX, corrupt, "18446744073709551615 steps"},
     {STEPS, 8, 0, corrupt, "0 beyond the last"},
     {STEPS, 8, 2, corrupt, "a finite value above 0"},
-    {NONFINITE, 8, UINT64_C(1) << 63, corrupt, "9223372036854775808 steps"},
+    // Of a history of 3 the count is at most 3 plus the place in the ring.
+    {STEPS, 8, 6, corrupt, "6 steps of history, expected at most 5"},
     {HISTORY, 4, 0, corrupt, "a finite value above 0"},
     {HISTORY, 4, 0x7f800000, corrupt, "inf as amax 0"},
     {HISTORY, 4, 0x7fc00000, corrupt, "nan as amax 0"},
@@ -918,7 +919,7 @@ static void load_wrong_fields(void **unused) {
     {SCALE, 4, 0x7e800000, FP8CORE_OK, ""},
     {SCALE, 4, 0x00800000, FP8CORE_OK, ""},
     {AMAX, 4, 0x7fc00000, FP8CORE_OK, ""},
-    {NONFINITE, 8, INT64_MAX, FP8CORE_OK, ""},
+    {NONFINITE, 8, UINT64_MAX, FP8CORE_OK, ""},
     {HISTORY, 4, 0x7f7fffff, FP8CORE_OK, ""},
     {HISTORY, 4, 1, FP8CORE_OK, ""},
   };
