@@ -445,7 +445,7 @@ static double limit_of(const bench_case *item) {
     return 1e-9 * fp8lm_copy_bandwidth(threads, 2, item->device->destination, item->device->sources[FP8CORE_FP32],
                                        (size_t)(item->work / 2.0));
   }
-  return item->peak < 0 ? 0.0 : 1e-9 * fp8lm_peak_rate((fp8lm_peak)item->peak, threads, SAMPLE_SECONDS / 2);
+  return item->peak < 0 ? 0.0 : 1e-9 * fp8lm_peak_rate((fp8lm_peak)item->peak, threads, SAMPLE_SECONDS);
 }
 
 // One sample of a case, beside its limit. Returns -1 after an error.
