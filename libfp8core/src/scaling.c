@@ -21,8 +21,8 @@ struct fp8core_scaling {
   float *source_inverse;
   // On the host, one byte a tensor.
   uint8_t *dtypes;
-  // The host has seen that the tensor has a history, which it then keeps until its scale is set by hand: there is no need
-  // to ask the device for a just-in-time pass any more.
+  // The host has seen that the tensor has a history, which it then keeps until its scale is set by hand: there is no
+  // need to ask the device for a just-in-time pass any more.
   uint8_t *history_seen;
 };
 
@@ -54,10 +54,10 @@ static size_t history_entries(const fp8core_scaling_options *options) {
 static size_t place_arrays(unsigned char *memory, const fp8core_scaling_options *options, int64_t tensors,
                            fp8core_scaling_arrays *arrays, float **source_inverse) {
   size_t offset = 0;
-#define PLACE(pointer, count)                                                                                  \
-  do {                                                                                                         \
-    (pointer) = memory ? (void *)(memory + offset) : NULL;                                                     \
-    offset += (sizeof(*(pointer)) * (size_t)(count) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;                  \
+#define PLACE(pointer, count)                                                                                          \
+  do {                                                                                                                 \
+    (pointer) = memory ? (void *)(memory + offset) : NULL;                                                             \
+    offset += (sizeof(*(pointer)) * (size_t)(count) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;                          \
   } while (0)
   PLACE(arrays->history_steps, tensors);
   PLACE(arrays->nonfinite_steps, tensors);
@@ -101,7 +101,8 @@ static fp8core_status fill_new(fp8core_scaling *scaling, const fp8core_dtype *dt
   }
   for (int64_t i = 0; status == FP8CORE_OK && i < tensors; i++) {
     if (!fp8core_dtype_size(dtypes[i])) {
-      status = fp8core_invalid("dtypes[%" PRId64 "] is %d, expected 0 to %d", i, (int)dtypes[i], FP8CORE_DTYPE_COUNT - 1);
+      status =
+        fp8core_invalid("dtypes[%" PRId64 "] is %d, expected 0 to %d", i, (int)dtypes[i], FP8CORE_DTYPE_COUNT - 1);
     } else {
       scaling->dtypes[i] = (uint8_t)dtypes[i];
     }
@@ -205,8 +206,8 @@ fp8core_status fp8core_scaling_bind(fp8core_scaling *scaling, int64_t index, fp8
 
 // `destination` or `transposed` may be NULL, not both. Nothing changes before every argument has been checked.
 static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const fp8core_cast_options *options,
-                                  const fp8core_tensor *source, fp8core_tensor *destination,
-                                  fp8core_tensor *transposed, float *scale_inverse) {
+                                  const fp8core_tensor *source, fp8core_tensor *destination, fp8core_tensor *transposed,
+                                  float *scale_inverse) {
   fp8core_context *const context = scaling->context;
   const fp8core_scaling_arrays *const arrays = &scaling->arrays;
   if ((uintptr_t)scale_inverse % sizeof(float)) {
@@ -237,7 +238,8 @@ static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const
         FP8CORE_TRY(context->backend->copy_float(context, scaling->source_inverse, job.source.scale_inverse));
         job.source.scale_inverse = scaling->source_inverse;
       }
-      FP8CORE_TRY(context->backend->scaling_calibrate(context, arrays, index, delayed, job.rows, job.columns, &job.source));
+      FP8CORE_TRY(
+        context->backend->scaling_calibrate(context, arrays, index, delayed, job.rows, job.columns, &job.source));
     }
     FP8CORE_TRY(context->backend->cast(context, &job));
   }
@@ -371,7 +373,8 @@ fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *buffer, size
   if (!scaling) return fp8core_invalid("scaling is NULL");
   if (!buffer) return fp8core_invalid("buffer is NULL");
   const size_t expected = fp8core_scaling_saved_bytes(scaling);
-  if (bytes != expected) return fp8core_invalid("bytes is %zu, expected %zu, as fp8core_scaling_saved_bytes() says", bytes, expected);
+  if (bytes != expected)
+    return fp8core_invalid("bytes is %zu, expected %zu, as fp8core_scaling_saved_bytes() says", bytes, expected);
   const int64_t tensors = scaling->arrays.tensors;
   unsigned char *image = malloc(scaling->memory_bytes);
   if (!image) return out_of_memory(scaling->memory_bytes);
@@ -403,7 +406,8 @@ fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *buffer, size
     put_u64(out + 16, steps < entries ? steps : entries ? entries + steps % entries : 0);
     put_u64(out + 24, arrays.nonfinite_steps[i]);
     out += TENSOR_BYTES;
-    for (size_t j = 0; j < entries; j++, out += 4) put_u32(out, fp8core_float_bits(arrays.history[(size_t)i * entries + j]));
+    for (size_t j = 0; j < entries; j++, out += 4)
+      put_u32(out, fp8core_float_bits(arrays.history[(size_t)i * entries + j]));
     scaling->history_seen[i] = steps > 0;
   }
   put_u32(out, crc32_of(buffer, bytes - CHECKSUM_BYTES));
@@ -414,12 +418,14 @@ fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *buffer, size
 #define corrupt(...) fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA, __VA_ARGS__)
 
 // Reads and checks everything but the tensors' records, and that the bytes are whole.
-static fp8core_status read_header(const unsigned char *in, size_t bytes, fp8core_scaling_options *options, int64_t *tensors) {
+static fp8core_status read_header(const unsigned char *in, size_t bytes, fp8core_scaling_options *options,
+                                  int64_t *tensors) {
   if (bytes < HEADER_BYTES + CHECKSUM_BYTES) {
     return corrupt("a saved scaling state of %zu bytes, expected at least %d", bytes, HEADER_BYTES + CHECKSUM_BYTES);
   }
   if (memcmp(in, MAGIC, 8) != 0) {
-    return corrupt("the saved scaling state begins with %02x %02x %02x %02x, expected \"" MAGIC "\"", in[0], in[1], in[2], in[3]);
+    return corrupt("the saved scaling state begins with %02x %02x %02x %02x, expected \"" MAGIC "\"", in[0], in[1],
+                   in[2], in[3]);
   }
   if (get_u32(in + 8) != FORMAT_VERSION) {
     return corrupt("the saved scaling state has version %" PRIu32 ", expected %d", get_u32(in + 8), FORMAT_VERSION);
@@ -452,47 +458,55 @@ static fp8core_status read_header(const unsigned char *in, size_t bytes, fp8core
   *tensors = (int64_t)count;
   const size_t expected = saved_bytes(options, *tensors);
   if (bytes != expected) {
-    return corrupt("a saved scaling state of %zu bytes, expected %zu for its %" PRIu64 " tensors", bytes, expected, count);
+    return corrupt("a saved scaling state of %zu bytes, expected %zu for its %" PRIu64 " tensors", bytes, expected,
+                   count);
   }
   const uint32_t stored = get_u32(in + bytes - CHECKSUM_BYTES);
   const uint32_t computed = crc32_of(in, bytes - CHECKSUM_BYTES);
   if (stored != computed) {
-    return corrupt("the saved scaling state has the checksum %08" PRIx32 ", expected %08" PRIx32 " of its bytes", stored, computed);
+    return corrupt("the saved scaling state has the checksum %08" PRIx32 ", expected %08" PRIx32 " of its bytes",
+                   stored, computed);
   }
   return FP8CORE_OK;
 }
 
-static fp8core_status check_same(const fp8core_scaling *scaling, const fp8core_scaling_options *saved, int64_t tensors) {
+static fp8core_status check_same(const fp8core_scaling *scaling, const fp8core_scaling_options *saved,
+                                 int64_t tensors) {
   const fp8core_scaling_options *const own = &scaling->options;
   if (tensors != scaling->arrays.tensors) {
-    return fp8core_invalid("%" PRId64 " saved tensors, expected the state's %" PRId64, tensors, scaling->arrays.tensors);
+    return fp8core_invalid("%" PRId64 " saved tensors, expected the state's %" PRId64, tensors,
+                           scaling->arrays.tensors);
   }
   if (saved->policy != own->policy) {
     return fp8core_invalid("saved policy %d, expected the state's %d", (int)saved->policy, (int)own->policy);
   }
   if (saved->history_length != own->history_length) {
-    return fp8core_invalid("saved history_length %d, expected the state's %d", saved->history_length, own->history_length);
+    return fp8core_invalid("saved history_length %d, expected the state's %d", saved->history_length,
+                           own->history_length);
   }
   if (saved->amax_choice != own->amax_choice) {
-    return fp8core_invalid("saved amax_choice %d, expected the state's %d", (int)saved->amax_choice, (int)own->amax_choice);
+    return fp8core_invalid("saved amax_choice %d, expected the state's %d", (int)saved->amax_choice,
+                           (int)own->amax_choice);
   }
-  if (saved->margin != own->margin) return fp8core_invalid("saved margin %d, expected the state's %d", saved->margin, own->margin);
+  if (saved->margin != own->margin)
+    return fp8core_invalid("saved margin %d, expected the state's %d", saved->margin, own->margin);
   if (saved->power_of_two != own->power_of_two) {
     return fp8core_invalid("saved power_of_two %d, expected the state's %d", saved->power_of_two, own->power_of_two);
   }
   return FP8CORE_OK;
 }
 
-// Reads the record of tensor `index` into `arrays`, which lie in host memory full of zeros. The checksum only guards against
-// damage, so every field is checked. Not so the amax, which is the caller's to write, and the update has a rule for any value; and a
-// count of steps that were not finite may be any number.
+// Reads the record of tensor `index` into `arrays`, which lie in host memory full of zeros. The checksum only guards
+// against damage, so every field is checked. Not so the amax, which is the caller's to write, and the update has a rule
+// for any value; and a count of steps that were not finite may be any number.
 static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_t own_dtype,
                                   const fp8core_scaling_options *options, const fp8core_scaling_arrays *arrays) {
   const uint32_t dtype = get_u32(in);
   const float scale = get_float(in + 4);
   const uint64_t steps = get_u64(in + 16);
   if (dtype >= FP8CORE_DTYPE_COUNT) {
-    return corrupt("saved tensor %" PRId64 " has dtype %" PRIu32 ", expected 0 to %d", index, dtype, FP8CORE_DTYPE_COUNT - 1);
+    return corrupt("saved tensor %" PRId64 " has dtype %" PRIu32 ", expected 0 to %d", index, dtype,
+                   FP8CORE_DTYPE_COUNT - 1);
   }
   if (dtype != own_dtype) {
     return fp8core_invalid("saved tensor %" PRId64 " is %s, expected the state's %s", index,
@@ -515,8 +529,8 @@ static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_
     const float amax = get_float(in);
     const int used = i < steps;
     if (used ? !(amax > 0.0f && get_u32(in) < FP8CORE_F32_INFINITY) : get_u32(in) != 0) {
-      return corrupt("saved tensor %" PRId64 " has %g as amax %zu of %" PRIu64 ", expected %s", index, (double)amax, i, steps,
-                     used ? "a finite value above 0" : "0 beyond the last");
+      return corrupt("saved tensor %" PRId64 " has %g as amax %zu of %" PRIu64 ", expected %s", index, (double)amax, i,
+                     steps, used ? "a finite value above 0" : "0 beyond the last");
     }
     arrays->history[(size_t)index * entries + i] = amax;
   }

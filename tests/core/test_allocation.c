@@ -1,5 +1,5 @@
-// Every host allocation of the library fails in turn: the call answers "out of memory", leaves nothing behind, and works
-// when asked again. The library's objects are linked in with malloc() and its kin wrapped (ld --wrap).
+// Every host allocation of the library fails in turn: the call answers "out of memory", leaves nothing behind, and
+// works when asked again. The library's objects are linked in with malloc() and its kin wrapped (ld --wrap).
 #include <stdlib.h>
 #include <string.h>
 

@@ -259,7 +259,8 @@ static void record_log(void *user_data, fp8core_log_level level, const char *mes
   log_record *record = user_data;
   record->messages++;
   record->warnings += level == FP8CORE_LOG_WARNING;
-  record->wrong += level < FP8CORE_LOG_DEBUG || level > FP8CORE_LOG_WARNING || !*message || strchr(message, '\n') != NULL;
+  record->wrong +=
+    level < FP8CORE_LOG_DEBUG || level > FP8CORE_LOG_WARNING || !*message || strchr(message, '\n') != NULL;
   (void)snprintf(record->last, sizeof(record->last), "%s", message);
 }
 
@@ -424,7 +425,8 @@ static void last_error_messages(void **unused) {
   assert_int_equal(fp8core_set_last_error(FP8CORE_ERROR_DEVICE, "number %d", 42), FP8CORE_ERROR_DEVICE);
   assert_string_equal(fp8core_last_error(), "number 42");
   // A message may quote the one before.
-  assert_int_equal(fp8core_set_last_error(FP8CORE_ERROR_DEVICE, "again: %s", fp8core_last_error()), FP8CORE_ERROR_DEVICE);
+  assert_int_equal(fp8core_set_last_error(FP8CORE_ERROR_DEVICE, "again: %s", fp8core_last_error()),
+                   FP8CORE_ERROR_DEVICE);
   assert_string_equal(fp8core_last_error(), "again: number 42");
   char text[2000];
   memset(text, 'y', sizeof(text) - 1);
@@ -448,7 +450,8 @@ static void *use_own_context(void *result) {
     fp8core_context *context;
     options.seed = number;
     options.threads = 1;
-    if (fp8core_context_create(&context, &options) != FP8CORE_OK || fp8core_context_seed(context) != number) return NULL;
+    if (fp8core_context_create(&context, &options) != FP8CORE_OK || fp8core_context_seed(context) != number)
+      return NULL;
     (void)snprintf(text, sizeof(text), "thread %ju", (uintmax_t)number);
     (void)fp8core_set_last_error(FP8CORE_ERROR_DEVICE, "%s", text);
     void *memory;
@@ -478,26 +481,11 @@ static void distinct_threads(void **unused) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, clear_environment, clear_environment)
   const struct CMUnitTest tests[] = {
-    TEST(defaults),
-    TEST(device_under_test),
-    TEST(null_arguments),
-    TEST(options_out_of_range),
-    TEST(versions),
-    TEST(size_field),
-    TEST(isa_from_environment),
-    TEST(isa_from_options),
-    TEST(isa_names),
-    TEST(cpu_features),
-    TEST(log_callback),
-    TEST(threads),
-    TEST(seed),
-    TEST(workspace),
-    TEST(device_counts),
-    TEST(cuda_device_that_is_not_there),
-    TEST(memory),
-    TEST(status_strings),
-    TEST(last_error_messages),
-    TEST(distinct_threads),
+    TEST(defaults),  TEST(device_under_test), TEST(null_arguments),       TEST(options_out_of_range),
+    TEST(versions),  TEST(size_field),        TEST(isa_from_environment), TEST(isa_from_options),
+    TEST(isa_names), TEST(cpu_features),      TEST(log_callback),         TEST(threads),
+    TEST(seed),      TEST(workspace),         TEST(device_counts),        TEST(cuda_device_that_is_not_there),
+    TEST(memory),    TEST(status_strings),    TEST(last_error_messages),  TEST(distinct_threads),
   };
   return cmocka_run_group_tests_name("context", tests, NULL, NULL);
 }

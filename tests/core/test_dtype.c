@@ -19,10 +19,8 @@ typedef struct format {
 } format;
 
 static const format formats[] = {
-  {FP8CORE_E4M3, "e4m3", 1, 4, 3, 0, 448.0, 0x1p-9},
-  {FP8CORE_E5M2, "e5m2", 1, 5, 2, 1, 57344.0, 0x1p-16},
-  {FP8CORE_BF16, "bf16", 2, 8, 7, 1, 0x1.FEp127, 0x1p-133},
-  {FP8CORE_FP16, "fp16", 2, 5, 10, 1, 65504.0, 0x1p-24},
+  {FP8CORE_E4M3, "e4m3", 1, 4, 3, 0, 448.0, 0x1p-9},        {FP8CORE_E5M2, "e5m2", 1, 5, 2, 1, 57344.0, 0x1p-16},
+  {FP8CORE_BF16, "bf16", 2, 8, 7, 1, 0x1.FEp127, 0x1p-133}, {FP8CORE_FP16, "fp16", 2, 5, 10, 1, 65504.0, 0x1p-24},
   {FP8CORE_FP32, "fp32", 4, 8, 23, 1, FLT_MAX, 0x1p-149},
 };
 #define FORMATS (sizeof(formats) / sizeof(formats[0]))
@@ -70,10 +68,12 @@ static void check_encode(const format *f, float value, int saturate) {
   if (isinf(expected) && saturate) expected = copysign(f->max, expected);
   if (isinf(expected) && !f->has_infinity) expected = (double)NAN;
   const int sign = (int)(code >> (8 * f->bytes - 1));
-  if (f->bytes < 4 && code >> (8 * f->bytes)) fail_msg("%s of %a: code %x has too many bits", f->name, (double)value, code);
+  if (f->bytes < 4 && code >> (8 * f->bytes))
+    fail_msg("%s of %a: code %x has too many bits", f->name, (double)value, code);
   if (sign != (signbit(value) != 0)) fail_msg("%s of %a: code %x has the wrong sign", f->name, (double)value, code);
   if (isnan(expected) ? !isnan(stored) : stored != expected)
-    fail_msg("%s of %a (saturate %d): code %x is %a, expected %a", f->name, (double)value, saturate, code, stored, expected);
+    fail_msg("%s of %a (saturate %d): code %x is %a, expected %a", f->name, (double)value, saturate, code, stored,
+             expected);
 }
 
 static void check_encode_everywhere(float value) {
@@ -123,7 +123,8 @@ static void decode_all_codes(void **unused) {
       const int negative = (int)(code >> (8 * f->bytes - 1));
       if (isnan(expected)) {
         if (bits_of(decoded) != (UINT32_C(0x7fc00000) | (uint32_t)negative << 31))
-          fail_msg("%s code %x decodes to bits %x, expected the quiet NaN of its sign", f->name, code, bits_of(decoded));
+          fail_msg("%s code %x decodes to bits %x, expected the quiet NaN of its sign", f->name, code,
+                   bits_of(decoded));
         for (int saturate = 0; saturate < 2; saturate++) check_encode(f, decoded, saturate);
         continue;
       }
@@ -243,9 +244,9 @@ static void encode_against_formula(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(properties_of_formats), cmocka_unit_test(values_outside_the_enum),
-    cmocka_unit_test(decode_all_codes),      cmocka_unit_test(encode_known_cases),
-    cmocka_unit_test(nan_patterns_stay_nan), cmocka_unit_test(encode_midpoints),
+    cmocka_unit_test(properties_of_formats),  cmocka_unit_test(values_outside_the_enum),
+    cmocka_unit_test(decode_all_codes),       cmocka_unit_test(encode_known_cases),
+    cmocka_unit_test(nan_patterns_stay_nan),  cmocka_unit_test(encode_midpoints),
     cmocka_unit_test(encode_against_formula),
   };
   return cmocka_run_group_tests_name("dtype", tests, NULL, NULL);

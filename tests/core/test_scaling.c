@@ -28,7 +28,8 @@ static float float_of(uint32_t bits) {
 }
 
 static void assert_same_float(float one, float other) {
-  if (bits_of(one) != bits_of(other)) fail_msg("%a (%08x) is not %a (%08x)", (double)one, bits_of(one), (double)other, bits_of(other));
+  if (bits_of(one) != bits_of(other))
+    fail_msg("%a (%08x) is not %a (%08x)", (double)one, bits_of(one), (double)other, bits_of(other));
 }
 
 // The rule in its own words: the quotient in double, cut to the limits, rounded once.
@@ -47,12 +48,13 @@ static void check_rule(fp8core_dtype dtype, float amax, int margin, int power_of
   const float expected = expected_scale(dtype, amax, margin, power_of_two, 3.0f);
   const float inverse = 1.0f / scale;
   if (bits_of(scale) != bits_of(expected))
-    fail_msg("%s, amax %a, margin %d, power of two %d: scale %a, expected %a", fp8core_dtype_name(dtype), (double)amax, margin,
-             power_of_two, (double)scale, (double)expected);
+    fail_msg("%s, amax %a, margin %d, power of two %d: scale %a, expected %a", fp8core_dtype_name(dtype), (double)amax,
+             margin, power_of_two, (double)scale, (double)expected);
   if (!isnormal(scale) || !isnormal(inverse) || scale < 0.0f)
     fail_msg("amax %a gives scale %a and reciprocal %a", (double)amax, (double)scale, (double)inverse);
   int exponent;
-  if (power_of_two && amax > 0.0f && isfinite(amax) && (frexpf(scale, &exponent) != 0.5f || scale > raw || scale < raw / 2))
+  if (power_of_two && amax > 0.0f && isfinite(amax) &&
+      (frexpf(scale, &exponent) != 0.5f || scale > raw || scale < raw / 2))
     fail_msg("amax %a: %a is not the power of two below %a", (double)amax, (double)scale, (double)raw);
 }
 
@@ -91,8 +93,9 @@ static void rule_without_a_usable_amax(void **unused) {
 // Where maximum / amax overflows or leaves the normal numbers, and everything in between.
 static void rule_at_the_edges(void **unused) {
   (void)unused;
-  const float edges[] = {0x1p-149f, 1e-40f,     1e-38f,      FLT_MIN,     1.3e-36f,    1.3166e-36f, 1.3167e-36f, 1.6851e-34f,
-                         1.6853e-34f, 5.26e-36f, 0x1.cp-118f, 0x1.cp-111f, 0x1.ffcp-111f, 1e38f,     FLT_MAX,     1.0f};
+  const float edges[] = {0x1p-149f,     1e-40f,      1e-38f,      FLT_MIN,   1.3e-36f,    1.3166e-36f,
+                         1.3167e-36f,   1.6851e-34f, 1.6853e-34f, 5.26e-36f, 0x1.cp-118f, 0x1.cp-111f,
+                         0x1.ffcp-111f, 1e38f,       FLT_MAX,     1.0f};
   const int margins[] = {-64, -9, -1, 0, 1, 2, 9, 64};
   for (size_t d = 0; d < 5; d++)
     for (size_t m = 0; m < sizeof(margins) / sizeof(margins[0]); m++)
@@ -118,7 +121,8 @@ static void rule_at_the_edges(void **unused) {
   test_random random = {2};
   for (int i = 0; i < 100000; i++) {
     const uint64_t draw = test_random_bits(&random);
-    check_rule(all_dtypes[draw % 5], float_of((uint32_t)(draw >> 32) & 0x7fffffff), (int)(draw >> 8 & 127) - 64, (int)(draw >> 16 & 1));
+    check_rule(all_dtypes[draw % 5], float_of((uint32_t)(draw >> 32) & 0x7fffffff), (int)(draw >> 8 & 127) - 64,
+               (int)(draw >> 16 & 1));
   }
 }
 
@@ -131,7 +135,8 @@ static fp8core_scaling_options options_with(fp8core_scaling_policy policy, int h
   return options;
 }
 
-static fp8core_scaling *new_state(fp8core_context *context, fp8core_dtype dtype, const fp8core_scaling_options *options) {
+static fp8core_scaling *new_state(fp8core_context *context, fp8core_dtype dtype,
+                                  const fp8core_scaling_options *options) {
   fp8core_scaling *scaling;
   assert_ok(fp8core_scaling_create(&scaling, context, 1, &dtype, options));
   return scaling;
@@ -161,7 +166,8 @@ typedef struct quantised {
 } quantised;
 
 // Casts FP32 values under the scale of tensor `index`, whose dtype is an FP8 one.
-static quantised quantise(fp8core_context *context, fp8core_scaling *scaling, int64_t index, const float *values, int count) {
+static quantised quantise(fp8core_context *context, fp8core_scaling *scaling, int64_t index, const float *values,
+                          int count) {
   quantised result;
   assert_in_range(count, 0, MOST_VALUES);
   memset(&result, 0, sizeof(result));
@@ -348,8 +354,8 @@ static void micro_batches(void **unused) {
       const fp8core_scaling_options options = options_with(policies[p], 16);
       fp8core_scaling *scaling = new_state(context, FP8CORE_E4M3, &options);
       for (int i = 0; i < 3; i++) {
-        // Each is read with the scale that it was cast with, though the state has moved on. Here that is its own amax: with
-        // no history yet, delayed scaling too works just in time.
+        // Each is read with the scale that it was cast with, though the state has moved on. Here that is its own amax:
+        // with no history yet, delayed scaling too works just in time.
         const quantised result = quantise(context, scaling, 0, &orders[o][i], 1);
         assert_same_float(fp8core_decode(FP8CORE_E4M3, result.codes[0]) * result.scale_inverse, orders[o][i]);
       }
@@ -359,7 +365,8 @@ static void micro_batches(void **unused) {
         assert_same_float(record_of(scaling, 0).scale, 56.0f);
         assert_int_equal(record_of(scaling, 0).history_steps, 1);
         // A step with a history has one scale throughout.
-        for (int i = 0; i < 3; i++) assert_same_float(quantise(context, scaling, 0, &orders[o][i], 1).scale_inverse, 1.0f / 56.0f);
+        for (int i = 0; i < 3; i++)
+          assert_same_float(quantise(context, scaling, 0, &orders[o][i], 1).scale_inverse, 1.0f / 56.0f);
         assert_same_float(record_of(scaling, 0).amax, 8.0f);
       }
       fp8core_scaling_destroy(&scaling);
@@ -591,7 +598,8 @@ static void cast_transpose(void **unused) {
       uint8_t transposed_codes[ROWS * COLUMNS];
       assert_ok(fp8core_zero(context, data, ROWS * COLUMNS));
       assert_ok(fp8core_zero(context, transposed_data, ROWS * COLUMNS));
-      assert_ok(fp8core_scaling_cast_transpose(scaling, 0, NULL, &source, with_destination ? &destination : NULL, &transposed, inverse));
+      assert_ok(fp8core_scaling_cast_transpose(scaling, 0, NULL, &source, with_destination ? &destination : NULL,
+                                               &transposed, inverse));
       test_download(context, codes, data, sizeof(codes));
       test_download(context, transposed_codes, transposed_data, sizeof(transposed_codes));
       for (int i = 0; i < ROWS; i++)
@@ -640,7 +648,8 @@ static void quantise_again_under_the_same_index(void **unused) {
     assert_same_float(record_of(scaling, 0).scale, 448.0f / 3.0f);
     uint8_t codes[4];
     test_download(context, codes, target->data, 4);
-    for (int i = 0; i < 4; i++) assert_int_equal(codes[i], fp8core_encode(FP8CORE_E4M3, values[i] * (448.0f / 3.0f), 1));
+    for (int i = 0; i < 4; i++)
+      assert_int_equal(codes[i], fp8core_encode(FP8CORE_E4M3, values[i] * (448.0f / 3.0f), 1));
   }
   test_free(context, source_data);
   test_free(context, data);
@@ -747,7 +756,8 @@ static void save_any_amax(void **unused) {
   fp8core_scaling *scaling = new_state(context, FP8CORE_E4M3, NULL);
   fp8core_tensor bound = test_matrix(NULL, FP8CORE_E4M3, 0, 0);
   assert_ok(fp8core_scaling_bind(scaling, 0, &bound));
-  const uint32_t amaxes[] = {0, 1, 0x3f800000, 0x7f7fffff, 0x7f800000, 0x7fc00000, 0xffc00000, 0x7f800001, 0xff800000, 0xbf800000};
+  const uint32_t amaxes[] = {0,          1,          0x3f800000, 0x7f7fffff, 0x7f800000,
+                             0x7fc00000, 0xffc00000, 0x7f800001, 0xff800000, 0xbf800000};
   for (size_t i = 0; i < sizeof(amaxes) / sizeof(amaxes[0]); i++) {
     assert_ok(fp8core_copy(context, bound.amax, &amaxes[i], 4));
     const saved state = save_state(scaling);
@@ -801,7 +811,8 @@ static void load_damaged_bytes(void **unused) {
     for (size_t bit = 0; bit < 8 * good.size; bit++) {
       memcpy(bad.bytes, good.bytes, good.size);
       bad.bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
-      if (fp8core_scaling_load(scaling, bad.bytes, bad.size) != FP8CORE_ERROR_CORRUPT_DATA) fail_msg("bit %zu flipped is not noticed", bit);
+      if (fp8core_scaling_load(scaling, bad.bytes, bad.size) != FP8CORE_ERROR_CORRUPT_DATA)
+        fail_msg("bit %zu flipped is not noticed", bit);
     }
     assert_unchanged(scaling, &good);
     // Foreign bytes.
@@ -846,7 +857,14 @@ typedef struct tampering {
 } tampering;
 
 // Offsets in the saved form: the header, and the record of the first tensor.
-enum { HEADER = 40, SCALE = HEADER + 4, AMAX = HEADER + 8, STEPS = HEADER + 16, NONFINITE = HEADER + 24, HISTORY = HEADER + 32 };
+enum {
+  HEADER = 40,
+  SCALE = HEADER + 4,
+  AMAX = HEADER + 8,
+  STEPS = HEADER + 16,
+  NONFINITE = HEADER + 24,
+  HISTORY = HEADER + 32
+};
 
 // The known answer of the polynomial, and the checksum where it belongs.
 static void saved_checksum(void **unused) {
@@ -964,7 +982,8 @@ static void load_of_another_state(void **unused) {
   const fp8core_scaling_options own_options = options_with(FP8CORE_SCALING_DELAYED, 3);
   fp8core_scaling *own = small_state(context, &own_options);
   const saved before = save_state(own);
-  const char *expected[] = {"policy 0", "history_length 4", "amax_choice 1", "margin -1", "power_of_two 1", "1 saved tensors", "fp16"};
+  const char *expected[] = {"policy 0",       "history_length 4", "amax_choice 1", "margin -1",
+                            "power_of_two 1", "1 saved tensors",  "fp16"};
   for (int i = 0; i < 7; i++) {
     fp8core_scaling_options options = own_options;
     if (i == 0) options.policy = FP8CORE_SCALING_JUST_IN_TIME;
@@ -991,7 +1010,8 @@ static void set_scale_limits(void **unused) {
   fp8core_context *context = test_context_default();
   fp8core_scaling *scaling = small_state(context, NULL);
   const saved before = save_state(scaling);
-  const float wrong[] = {0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN, 0x1.fffffcp-127f, 0x1.000002p126f, FLT_MAX, 0x1p-149f};
+  const float wrong[] = {0.0f,    -0.0f,    -1.0f, INFINITY, -INFINITY, NAN, 0x1.fffffcp-127f, 0x1.000002p126f,
+                         FLT_MAX, 0x1p-149f};
   for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
     char text[32];
     (void)snprintf(text, sizeof(text), "scale is %g", (double)wrong[i]);
@@ -1037,13 +1057,15 @@ static void wrong_options(void **unused) {
     options.history_length = cases[i].history_length;
     options.amax_choice = (fp8core_amax_choice)cases[i].amax_choice;
     options.margin = cases[i].margin;
-    assert_fails(fp8core_scaling_create(&scaling, context, 1, &dtype, &options), FP8CORE_ERROR_INVALID_ARGUMENT, cases[i].message);
+    assert_fails(fp8core_scaling_create(&scaling, context, 1, &dtype, &options), FP8CORE_ERROR_INVALID_ARGUMENT,
+                 cases[i].message);
     assert_null(scaling);
   }
   fp8core_scaling_options options = fp8core_scaling_options_default();
   fp8core_scaling *scaling;
   options.size = sizeof(options) + 1;
-  assert_fails(fp8core_scaling_create(&scaling, context, 1, &dtype, &options), FP8CORE_ERROR_VERSION_MISMATCH, "size is");
+  assert_fails(fp8core_scaling_create(&scaling, context, 1, &dtype, &options), FP8CORE_ERROR_VERSION_MISMATCH,
+               "size is");
   // The limits themselves are in range.
   options = options_with(FP8CORE_SCALING_DELAYED, 65536);
   options.margin = 64;
@@ -1057,22 +1079,28 @@ static void wrong_arguments_of_create(void **unused) {
   fp8core_context *context = test_context_default();
   const fp8core_dtype dtypes[3] = {FP8CORE_E4M3, FP8CORE_E5M2, (fp8core_dtype)9};
   fp8core_scaling *scaling = (fp8core_scaling *)(uintptr_t)8;
-  assert_fails(fp8core_scaling_create(NULL, context, 1, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT, "scaling is NULL");
-  assert_fails(fp8core_scaling_create(&scaling, NULL, 1, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT, "context is NULL");
+  assert_fails(fp8core_scaling_create(NULL, context, 1, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "scaling is NULL");
+  assert_fails(fp8core_scaling_create(&scaling, NULL, 1, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "context is NULL");
   assert_null(scaling);
-  assert_fails(fp8core_scaling_create(&scaling, context, 1, NULL, NULL), FP8CORE_ERROR_INVALID_ARGUMENT, "dtypes is NULL");
-  assert_fails(fp8core_scaling_create(&scaling, context, 3, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT, "dtypes[2] is 9");
+  assert_fails(fp8core_scaling_create(&scaling, context, 1, NULL, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "dtypes is NULL");
+  assert_fails(fp8core_scaling_create(&scaling, context, 3, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "dtypes[2] is 9");
   assert_null(scaling);
   // Sizes whose bytes do not fit into 63 bits, in whole or after a wrap-around.
   const int64_t tensors[] = {0, -1, INT64_MIN, INT64_MAX, INT64_C(1) << 62, INT64_C(1) << 52, INT64_C(1) << 51};
   for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
     char text[48];
     (void)snprintf(text, sizeof(text), "tensors is %" PRId64 ",", tensors[i]);
-    assert_fails(fp8core_scaling_create(&scaling, context, tensors[i], dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT, text);
+    assert_fails(fp8core_scaling_create(&scaling, context, tensors[i], dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
+                 text);
     assert_null(scaling);
   }
   // This fits into 63 bits, but into no machine.
-  assert_fails(fp8core_scaling_create(&scaling, context, INT64_C(1) << 50, dtypes, NULL), FP8CORE_ERROR_OUT_OF_MEMORY, "bytes");
+  assert_fails(fp8core_scaling_create(&scaling, context, INT64_C(1) << 50, dtypes, NULL), FP8CORE_ERROR_OUT_OF_MEMORY,
+               "bytes");
   assert_null(scaling);
   fp8core_context_destroy(&context);
 }
@@ -1101,7 +1129,8 @@ static void wrong_arguments_change_nothing(void **unused) {
       (void)snprintf(text, sizeof(text), "index is %" PRId64 ", expected 0 to 1", indices[i]);
       assert_fails(fp8core_scaling_bind(scaling, indices[i], &destination), invalid, text);
       assert_fails(fp8core_scaling_cast(scaling, indices[i], NULL, &source, &destination, NULL), invalid, text);
-      assert_fails(fp8core_scaling_cast_transpose(scaling, indices[i], NULL, &source, NULL, &transposed, NULL), invalid, text);
+      assert_fails(fp8core_scaling_cast_transpose(scaling, indices[i], NULL, &source, NULL, &transposed, NULL), invalid,
+                   text);
       assert_fails(fp8core_scaling_get(scaling, indices[i], &record), invalid, text);
       assert_fails(fp8core_scaling_set_scale(scaling, indices[i], 1.0f), invalid, text);
     }
@@ -1110,8 +1139,10 @@ static void wrong_arguments_change_nothing(void **unused) {
     assert_fails(fp8core_scaling_cast(NULL, 0, NULL, &source, &destination, NULL), invalid, "scaling is NULL");
     assert_fails(fp8core_scaling_cast(scaling, 0, NULL, NULL, &destination, NULL), invalid, "source is NULL");
     assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, NULL, NULL), invalid, "destination is NULL");
-    assert_fails(fp8core_scaling_cast_transpose(NULL, 0, NULL, &source, &destination, &transposed, NULL), invalid, "scaling is NULL");
-    assert_fails(fp8core_scaling_cast_transpose(scaling, 0, NULL, &source, &destination, NULL, NULL), invalid, "transposed is NULL");
+    assert_fails(fp8core_scaling_cast_transpose(NULL, 0, NULL, &source, &destination, &transposed, NULL), invalid,
+                 "scaling is NULL");
+    assert_fails(fp8core_scaling_cast_transpose(scaling, 0, NULL, &source, &destination, NULL, NULL), invalid,
+                 "transposed is NULL");
     assert_fails(fp8core_scaling_update(NULL), invalid, "scaling is NULL");
     assert_fails(fp8core_scaling_get(NULL, 0, &record), invalid, "scaling is NULL");
     assert_fails(fp8core_scaling_get(scaling, 0, NULL), invalid, "record is NULL");
@@ -1149,13 +1180,14 @@ static void wrong_arguments_change_nothing(void **unused) {
     destination.shape[1] = 1;
     assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, inverses), invalid, "shape");
     transposed.dtype = FP8CORE_E5M2;
-    assert_fails(fp8core_scaling_cast_transpose(scaling, 0, NULL, &source, NULL, &transposed, inverses), invalid, "transposed.dtype");
+    assert_fails(fp8core_scaling_cast_transpose(scaling, 0, NULL, &source, NULL, &transposed, inverses), invalid,
+                 "transposed.dtype");
     destination = good;
     destination.data = NULL;
     assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, inverses), invalid, "data is NULL");
     destination = good;
-    assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, (float *)(void *)((char *)inverses + 1)), invalid,
-                 "scale_inverse");
+    assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, (float *)(void *)((char *)inverses + 1)),
+                 invalid, "scale_inverse");
     fp8core_cast_options cast_options = fp8core_cast_options_default();
     cast_options.size = 0;
     assert_int_not_equal(fp8core_scaling_cast(scaling, 0, &cast_options, &source, &destination, inverses), FP8CORE_OK);
@@ -1230,9 +1262,9 @@ typedef struct worker {
   int failed;
 } worker;
 
-#define TRY_WORKER(call)                            \
-  do {                                              \
-    if ((call) != FP8CORE_OK) return argument;      \
+#define TRY_WORKER(call)                                                                                               \
+  do {                                                                                                                 \
+    if ((call) != FP8CORE_OK) return argument;                                                                         \
   } while (0)
 
 // No assertions here: cmocka's belong to the main thread.

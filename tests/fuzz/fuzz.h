@@ -13,9 +13,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 uint8_t *fuzz_seed(size_t index, size_t *size);
 
 // Aborts with the condition's text. Unlike assert() it is there in every build type.
-#define FUZZ_CHECK(condition)                                                                \
-  do {                                                                                       \
-    if (!(condition)) fuzz_abort(__FILE__, __LINE__, #condition);                            \
+#define FUZZ_CHECK(condition)                                                                                          \
+  do {                                                                                                                 \
+    if (!(condition)) fuzz_abort(__FILE__, __LINE__, #condition);                                                      \
   } while (0)
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// Drives a fuzz target without libFuzzer: every seed input, each cut at any place, then mutations that depend on nothing
-// but a seed and their number, so that a failure can be repeated with --only.
+// Drives a fuzz target without libFuzzer: every seed input, each cut at any place, then mutations that depend on
+// nothing but a seed and their number, so that a failure can be repeated with --only.
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -68,8 +68,10 @@ static size_t below(uint64_t *state, size_t bound) { return bound ? (size_t)(nex
 
 // A number of the kind that sizes and offsets go wrong with.
 static uint64_t awkward_number(uint64_t *state, size_t size) {
-  const uint64_t numbers[] = {0, 1, 2, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7f800000, 0x7fc00000, 0x7fffffff, 0x80000000,
-                              UINT32_MAX, INT64_MAX, (uint64_t)INT64_MAX + 1, UINT64_MAX, size, size - 1, size + 1, size - 8};
+  const uint64_t numbers[] = {
+    0,          1,          2,          0x7f,       0x80,       0xff,       0x7fff,    0x8000,
+    0xffff,     0x7f800000, 0x7fc00000, 0x7fffffff, 0x80000000, UINT32_MAX, INT64_MAX, (uint64_t)INT64_MAX + 1,
+    UINT64_MAX, size,       size - 1,   size + 1,   size - 8};
   const uint64_t number = numbers[below(state, sizeof(numbers) / sizeof(numbers[0]))];
   return next(state) % 4 == 0 ? number - 1 : number;
 }
@@ -86,8 +88,7 @@ static size_t mutate_once(uint64_t *state, uint8_t *bytes, size_t size, size_t r
   case 1:
     if (size) bytes[place] = (uint8_t)next(state);
     return size;
-  case 2:
-    return below(state, size + 1);
+  case 2: return below(state, size + 1);
   case 3:
     if (length > room - size) length = room - size;
     for (size_t i = 0; i < length; i++) bytes[size + i] = (uint8_t)next(state);
@@ -195,7 +196,8 @@ static int write_seeds(const char *directory) {
 }
 
 static int usage(void) {
-  (void)fprintf(stderr, "usage: replay [--iterations N] [--seed N] [--only NUMBER] [--write-seeds DIRECTORY] [FILE...]\n");
+  (void)fprintf(stderr,
+                "usage: replay [--iterations N] [--seed N] [--only NUMBER] [--write-seeds DIRECTORY] [FILE...]\n");
   return 2;
 }
 
@@ -216,14 +218,20 @@ int main(int count, char **arguments) {
     const char *const option = arguments[next_argument];
     if (next_argument + 1 == count) return usage();
     const char *const value = arguments[next_argument + 1];
-    if (strcmp(option, "--write-seeds") == 0) directory = value;
-    else if (strcmp(option, "--iterations") == 0 && parse_number(value, &iterations) == 0) continue;
-    else if (strcmp(option, "--seed") == 0 && parse_number(value, &seed) == 0) continue;
-    else if (strcmp(option, "--only") == 0 && parse_number(value, &only) == 0) continue;
-    else return usage();
+    if (strcmp(option, "--write-seeds") == 0)
+      directory = value;
+    else if (strcmp(option, "--iterations") == 0 && parse_number(value, &iterations) == 0)
+      continue;
+    else if (strcmp(option, "--seed") == 0 && parse_number(value, &seed) == 0)
+      continue;
+    else if (strcmp(option, "--only") == 0 && parse_number(value, &only) == 0)
+      continue;
+    else
+      return usage();
   }
   (void)signal(SIGABRT, report_abort);
-  while (seed_count < SEEDS_LIMIT && (seeds[seed_count].bytes = fuzz_seed(seed_count, &seeds[seed_count].size))) seed_count++;
+  while (seed_count < SEEDS_LIMIT && (seeds[seed_count].bytes = fuzz_seed(seed_count, &seeds[seed_count].size)))
+    seed_count++;
   FUZZ_CHECK(seed_count > 0);
   int status = 0;
   if (directory) {
