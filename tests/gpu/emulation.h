@@ -1,0 +1,181 @@
+// CUDA's threads on the host, for kernels of one argument: each thread of a block is a context of its own, which runs
+// until it waits for its warp or its block. It shows whether a kernel's logic is right, not how fast it is: blocks run
+// one after the other, and nothing races.
+#ifndef FP8_TEST_EMULATION_H
+#define FP8_TEST_EMULATION_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+// Aligned as on the device, so that the undefined behaviour sanitizer sees a misaligned access.
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+
+// With external linkage: the compiler must not think that nothing changes them while a thread waits.
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+
+constexpr int warp_size = 32;
+constexpr int most_threads = 1024;
+constexpr size_t stack_bytes = 64 << 10;
+
+enum state { RUNNING, AT_WARP, AT_BLOCK, FINISHED };
+
+struct thread {
+  ucontext_t context;
+  dim3 index;
+  state where;
+  // Exchanges that the thread has taken part in: values of one are still read while the next is written.
+  unsigned exchanges;
+};
+
+inline thread threads[most_threads];
+inline unsigned char *stacks;
+inline uint64_t exchanged[2][most_threads];
+inline int count, current;
+inline ucontext_t scheduler;
+inline void (*body)(const void *);
+inline const void *argument;
+
+inline void wait_at(state where) {
+  threads[current].where = where;
+  swapcontext(&threads[current].context, &scheduler);
+}
+
+inline void run_thread() {
+  body(argument);
+  threads[current].where = FINISHED;
+}
+
+// Releases the threads in [first, last) where all that have not finished wait at `where`.
+inline bool release(int first, int last, state where) {
+  bool any = false;
+  for (int i = first; i < last; i++) {
+    if (threads[i].where == FINISHED) continue;
+    if (threads[i].where != where) return false;
+    any = true;
+  }
+  for (int i = first; any && i < last; i++)
+    if (threads[i].where == where) threads[i].where = RUNNING;
+  return any;
+}
+
+inline void run_block(dim3 block) {
+  if (!stacks) stacks = (unsigned char *)malloc(most_threads * stack_bytes);
+  count = (int)(block.x * block.y * block.z);
+  if (!stacks || count > most_threads) abort();
+  for (int i = 0; i < count; i++) {
+    thread &thread = threads[i];
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = stacks + (size_t)i * stack_bytes;
+    thread.context.uc_stack.ss_size = stack_bytes;
+    thread.context.uc_link = &scheduler;
+    makecontext(&thread.context, run_thread, 0);
+    thread.index = dim3((unsigned)i % block.x, (unsigned)i / block.x % block.y, (unsigned)i / (block.x * block.y));
+    thread.where = RUNNING;
+    thread.exchanges = 0;
+  }
+  for (int finished = 0; finished < count;) {
+    bool progress = false;
+    finished = 0;
+    for (int i = 0; i < count; i++) {
+      if (threads[i].where == RUNNING) {
+        current = i;
+        threadIdx = threads[i].index;
+        swapcontext(&scheduler, &threads[i].context);
+        progress = true;
+      }
+      finished += threads[i].where == FINISHED;
+    }
+    for (int first = 0; first < count; first += warp_size)
+      progress |= release(first, first + warp_size < count ? first + warp_size : count, AT_WARP);
+    progress |= release(0, count, AT_BLOCK);
+    // Threads that wait for each other at different places would hang a GPU.
+    if (!progress && finished < count) abort();
+  }
+}
+
+} // namespace emulation
+
+static inline void __syncthreads() { emulation::wait_at(emulation::AT_BLOCK); }
+static inline void __syncwarp() { emulation::wait_at(emulation::AT_WARP); }
+
+static inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int mask) {
+  const int self = emulation::current;
+  uint64_t *values = emulation::exchanged[emulation::threads[self].exchanges++ % 2];
+  values[self] = value;
+  emulation::wait_at(emulation::AT_WARP);
+  const int other = self ^ mask;
+  return other < emulation::count ? (uint32_t)values[other] : value;
+}
+
+static inline unsigned atomicMax(unsigned *address, unsigned value) {
+  const unsigned old = *address;
+  *address = value > old ? value : old;
+  return old;
+}
+
+static inline unsigned long long atomicAdd(unsigned long long *address, unsigned long long value) {
+  const unsigned long long old = *address;
+  *address = old + value;
+  return old;
+}
+
+// Byte i of the result is the byte of y:x that the low three bits of nibble i name.
+static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t bytes = (uint64_t)y << 32 | x;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; i++) result |= (uint32_t)(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+  return result;
+}
+
+template <typename Argument>
+static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void *, const Argument &argument) {
+  struct call {
+    void (*kernel)(Argument);
+    const Argument *argument;
+    static void run(const void *data) {
+      const call *self = (const call *)data;
+      self->kernel(*self->argument);
+    }
+  };
+  const call data = {kernel, &argument};
+  emulation::body = call::run;
+  emulation::argument = &data;
+  blockDim = block;
+  gridDim = grid;
+  for (unsigned z = 0; z < grid.z; z++)
+    for (unsigned y = 0; y < grid.y; y++)
+      for (unsigned x = 0; x < grid.x; x++) {
+        blockIdx = dim3(x, y, z);
+        emulation::run_block(block);
+      }
+  emulation::argument = NULL;
+  return 0;
+}
+
+#endif

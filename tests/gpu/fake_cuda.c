@@ -1,0 +1,397 @@
+// A CUDA runtime and a cuBLASLt of the host, as far as the CUDA backend uses them, for tests without a GPU. Device
+// memory is host memory, streams do their work at once, and products are computed in double. It is as strict as
+// NVIDIA's documentation of cublasLtMatmul() is about types, layouts and alignment, so that the backend's choice among
+// its ways is tested.
+//
+// FP8_FAKE_CAPABILITY is the compute capability of the GPU that it plays: 80, 89, 90 (default) or 100.
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "numerics.h"
+
+static int capability(void) {
+  const char *value = getenv("FP8_FAKE_CAPABILITY");
+  return value ? atoi(value) : 90;
+}
+
+static int current_device;
+
+cudaError_t cudaGetDeviceCount(int *count) {
+  *count = 2;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  current_device = device;
+  return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "an error"; }
+const char *cudaGetErrorName(cudaError_t error) { return error == cudaSuccess ? "cudaSuccess" : "cudaError"; }
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+  (void)device;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? capability() / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor ? capability() % 10
+                                                            : 2;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+  (void)flags;
+  *stream = malloc(1);
+  return *stream ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  free(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  (void)stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  (void)stream;
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **pointer, size_t bytes) {
+  if (bytes > (size_t)1 << 40) return cudaErrorMemoryAllocation;
+  if (posix_memalign(pointer, 256, bytes) != 0) return cudaErrorMemoryAllocation;
+  // What a kernel forgets to write shows.
+  memset(*pointer, 0xff, bytes < (size_t)1 << 20 ? bytes : (size_t)1 << 20);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *pointer) {
+  free(pointer);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *destination, const void *source, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  (void)kind;
+  (void)stream;
+  memcpy(destination, source, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream) {
+  (void)stream;
+  memset(pointer, value, bytes);
+  return cudaSuccess;
+}
+
+typedef struct operation {
+  int32_t pointer_mode;
+  int32_t transpose_a;
+  int32_t transpose_b;
+  int32_t epilogue;
+  int32_t type_bias;
+  int32_t type_auxiliary;
+  int64_t leading_auxiliary;
+  int8_t fast_accumulation;
+  const void *bias;
+  void *auxiliary;
+  const float *scale_a;
+  const float *scale_b;
+  const float *scale_d;
+  float *amax_d;
+} operation;
+
+typedef struct layout {
+  cudaDataType_t type;
+  int64_t rows;
+  int64_t columns;
+  int64_t leading;
+  int32_t batch;
+  int64_t stride;
+} layout;
+
+typedef struct preference {
+  uint64_t workspace;
+  uint32_t alignment_a;
+  uint32_t alignment_b;
+  uint32_t alignment_c;
+  uint32_t alignment_d;
+} preference;
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+  *handle = malloc(1);
+  return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  free(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS";
+}
+const char *cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "a failure";
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  operation *created = calloc(1, sizeof(*created));
+  if (!created || compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) abort();
+  created->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  created->type_bias = created->type_auxiliary = -1;
+  *description = (cublasLtMatmulDesc_t)(void *)created;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
+  free(description);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t set(void *field, size_t size, const void *value, size_t bytes) {
+  if (size != bytes) abort();
+  memcpy(field, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+#define SET(field) set(&(field), sizeof(field), value, bytes)
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
+                                              cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                              size_t bytes) {
+  operation *to = (operation *)(void *)description;
+  switch ((int)attribute) {
+  case CUBLASLT_MATMUL_DESC_POINTER_MODE: return SET(to->pointer_mode);
+  case CUBLASLT_MATMUL_DESC_TRANSA: return SET(to->transpose_a);
+  case CUBLASLT_MATMUL_DESC_TRANSB: return SET(to->transpose_b);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE: return SET(to->epilogue);
+  case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return SET(to->bias);
+  case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return SET(to->type_bias);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return SET(to->auxiliary);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return SET(to->type_auxiliary);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return SET(to->leading_auxiliary);
+  case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return SET(to->fast_accumulation);
+  case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return SET(to->scale_a);
+  case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return SET(to->scale_b);
+  case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER: return SET(to->scale_d);
+  case CUBLASLT_MATMUL_DESC_AMAX_D_POINTER: return SET(to->amax_d);
+  default: abort();
+  }
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *description, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t leading) {
+  layout *created = calloc(1, sizeof(*created));
+  if (!created) abort();
+  created->type = type;
+  created->rows = (int64_t)rows;
+  created->columns = (int64_t)columns;
+  created->leading = leading;
+  created->batch = 1;
+  *description = (cublasLtMatrixLayout_t)(void *)created;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t description) {
+  free(description);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t description,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t bytes) {
+  layout *to = (layout *)(void *)description;
+  switch ((int)attribute) {
+  case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return SET(to->batch);
+  case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return SET(to->stride);
+  default: abort();
+  }
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *description) {
+  preference *created = calloc(1, sizeof(*created));
+  if (!created) abort();
+  *description = (cublasLtMatmulPreference_t)(void *)created;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t description) {
+  free(description);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t description,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes) {
+  preference *to = (preference *)(void *)description;
+  switch ((int)attribute) {
+  case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return SET(to->workspace);
+  case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return SET(to->alignment_a);
+  case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return SET(to->alignment_b);
+  case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return SET(to->alignment_c);
+  case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return SET(to->alignment_d);
+  default: abort();
+  }
+}
+
+static int is_fp8(int type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+
+static int64_t size_of(int type) { return is_fp8(type) ? 1 : type == CUDA_R_32F ? 4 : 2; }
+
+static fp8core_dtype dtype_of(int type) {
+  return type == CUDA_R_8F_E4M3   ? FP8CORE_E4M3
+         : type == CUDA_R_8F_E5M2 ? FP8CORE_E5M2
+         : type == CUDA_R_16BF    ? FP8CORE_BF16
+         : type == CUDA_R_16F     ? FP8CORE_FP16
+                                  : FP8CORE_FP32;
+}
+
+static int has_bias(const operation *of) { return (of->epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+
+// "To use FP8 kernels" in the documentation of cublasLtMatmul(), and its table of types.
+static int fp8_supported(const operation *of, const layout *a, const layout *b, const layout *c, const layout *d,
+                         const preference *wanted) {
+  if (capability() < 89 || (a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2)) return 0;
+  if (capability() < 100 && (of->transpose_a != CUBLAS_OP_T || of->transpose_b != CUBLAS_OP_N)) return 0;
+  const uint32_t alignments[] = {wanted->alignment_a, wanted->alignment_b, wanted->alignment_c, wanted->alignment_d};
+  for (int i = 0; i < 4; i++)
+    if (alignments[i] < 16) return 0;
+  const layout *layouts[] = {a, b, c, d};
+  for (int i = 0; i < 4; i++)
+    if (layouts[i]->leading * size_of((int)layouts[i]->type) % 16 != 0 ||
+        layouts[i]->rows * size_of((int)layouts[i]->type) % 16 != 0)
+      return 0;
+  const int two_byte_c = c->type == CUDA_R_16BF || c->type == CUDA_R_16F;
+  if (d->type == CUDA_R_32F) {
+    if (c->type != CUDA_R_32F || (has_bias(of) && of->type_bias != CUDA_R_16BF)) return 0;
+  } else {
+    if (!two_byte_c || (has_bias(of) && of->type_bias != (int)c->type)) return 0;
+    if (!is_fp8((int)d->type) && d->type != c->type) return 0;
+    if (d->type == CUDA_R_8F_E5M2 && a->type == CUDA_R_8F_E4M3 && b->type == CUDA_R_8F_E4M3) return 0;
+  }
+  if (!is_fp8((int)d->type) && (of->scale_d || of->amax_d)) return 0;
+  return 1;
+}
+
+static int wide_supported(const operation *of, const layout *a, const layout *b, const layout *c, const layout *d) {
+  if (a->type != b->type || c->type != d->type) return 0;
+  if (d->type != a->type && d->type != CUDA_R_32F) return 0;
+  if (has_bias(of) && of->type_bias != (int)d->type) return 0;
+  return !of->scale_a && !of->scale_b && !of->scale_d && !of->amax_d && !of->fast_accumulation;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description,
+                                              cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
+                                              cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
+                                              cublasLtMatmulPreference_t wanted, int most,
+                                              cublasLtMatmulHeuristicResult_t results[], int *found) {
+  const operation *of = (const operation *)(const void *)description;
+  const layout *a = (const layout *)(const void *)a_layout, *b = (const layout *)(const void *)b_layout;
+  const layout *c = (const layout *)(const void *)c_layout, *d = (const layout *)(const void *)d_layout;
+  (void)handle;
+  *found = 0;
+  if (most < 1 || a->leading < a->rows || b->leading < b->rows || c->leading < c->rows || d->leading < d->rows)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (of->auxiliary && (of->leading_auxiliary % 8 != 0 || of->leading_auxiliary < d->rows))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  const int fp8 = is_fp8((int)a->type) && is_fp8((int)b->type);
+  const int supported = fp8 ? fp8_supported(of, a, b, c, d, (const preference *)(const void *)wanted)
+                            : !is_fp8((int)a->type) && !is_fp8((int)b->type) && wide_supported(of, a, b, c, d);
+  if (!supported) return CUBLAS_STATUS_NOT_SUPPORTED;
+  memset(&results[0], 0, sizeof(results[0]));
+  results[0].state = CUBLAS_STATUS_SUCCESS;
+  results[0].workspaceSize = 1 << 20;
+  *found = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+static double load(int type, const void *data, int64_t index) {
+  uint32_t code = 0;
+  memcpy(&code, (const unsigned char *)data + index * size_of(type), (size_t)size_of(type));
+  return (double)fp8core_bits_float(fp8core_decode_bits(dtype_of(type), code));
+}
+
+static void store(int type, void *data, int64_t index, double value) {
+  const uint32_t bits = fp8core_float_bits((float)value);
+  const uint32_t sign = bits >> 31 << (8 * size_of(type) - 1);
+  const uint32_t code = sign | fp8core_encode_nearest(dtype_of(type), bits & FP8CORE_F32_MAGNITUDE, is_fp8(type));
+  memcpy((unsigned char *)data + index * size_of(type), &code, (size_t)size_of(type));
+}
+
+static double gelu(double x) { return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))); }
+
+static double gelu_derivative(double x) {
+  const double t = tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x));
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.79788456080286535588 * (1.0 + 3.0 * 0.044715 * x * x);
+}
+
+// As a kernel would: a maximum that lets NaNs vanish.
+static void raise_amax(float *amax, double value) {
+  if (fabs(value) > (double)*amax) *amax = (float)fabs(value);
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+  const operation *of = (const operation *)(const void *)description;
+  const layout *la = (const layout *)(const void *)a_layout, *lb = (const layout *)(const void *)b_layout;
+  const layout *lc = (const layout *)(const void *)c_layout, *ld = (const layout *)(const void *)d_layout;
+  (void)handle;
+  (void)stream;
+  if (!algorithm || !workspace || workspace_bytes < 1 << 20) return CUBLAS_STATUS_INVALID_VALUE;
+  // Kernels use it as they like.
+  memset(workspace, 0xff, 1 << 20);
+  const double factor = (double)*(const float *)alpha * (of->scale_a ? (double)*of->scale_a : 1.0) *
+                        (of->scale_b ? (double)*of->scale_b : 1.0);
+  const double beta_value = (double)*(const float *)beta;
+  const double scale_d = of->scale_d ? (double)*of->scale_d : 1.0;
+  const int64_t k = of->transpose_a == CUBLAS_OP_T ? la->rows : la->columns;
+  if (of->amax_d) *of->amax_d = 0.0f;
+  for (int64_t matrix = 0; matrix < ld->batch; matrix++)
+    for (int64_t j = 0; j < ld->columns; j++)
+      for (int64_t i = 0; i < ld->rows; i++) {
+        double sum = 0.0;
+        for (int64_t p = 0; p < k; p++) {
+          const int64_t a_index =
+            matrix * la->stride + (of->transpose_a == CUBLAS_OP_T ? i * la->leading + p : p * la->leading + i);
+          const int64_t b_index =
+            matrix * lb->stride + (of->transpose_b == CUBLAS_OP_T ? p * lb->leading + j : j * lb->leading + p);
+          sum += load((int)la->type, a, a_index) * load((int)lb->type, b, b_index);
+        }
+        double value = factor * sum;
+        if (beta_value != 0.0) value += beta_value * load((int)lc->type, c, matrix * lc->stride + j * lc->leading + i);
+        if (has_bias(of)) value += load(of->type_bias, of->bias, i);
+        const int64_t auxiliary_index = j * of->leading_auxiliary + i;
+        switch (of->epilogue & ~CUBLASLT_EPILOGUE_BIAS) {
+        case CUBLASLT_EPILOGUE_GELU_AUX:
+          store(of->type_auxiliary, of->auxiliary, auxiliary_index, value);
+          value = gelu(value);
+          break;
+        case CUBLASLT_EPILOGUE_GELU: value = gelu(value); break;
+        case CUBLASLT_EPILOGUE_DGELU:
+          value *= gelu_derivative(load(of->type_auxiliary, of->auxiliary, auxiliary_index));
+          break;
+        case CUBLASLT_EPILOGUE_DEFAULT:
+        case 0: break;
+        default: abort();
+        }
+        if (of->amax_d) raise_amax(of->amax_d, value);
+        store((int)ld->type, d, matrix * ld->stride + j * ld->leading + i, value * scale_d);
+      }
+  return CUBLAS_STATUS_SUCCESS;
+}
