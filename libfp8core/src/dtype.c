@@ -38,5 +38,9 @@ uint32_t fp8core_encode(fp8core_dtype dtype, float value, int saturate) {
 }
 
 float fp8core_scale_from_amax(fp8core_dtype dtype, float amax, int margin, int power_of_two, float previous_scale) {
-  return is_dtype(dtype) ? fp8core_scale_rule(dtype, amax, margin, power_of_two, previous_scale) : previous_scale;
+  // A scale never leaves the limits, not even one that only passes through.
+  const int legal = previous_scale >= FP8CORE_SCALE_MIN && previous_scale <= FP8CORE_SCALE_MAX;
+  const float previous = legal ? previous_scale : 1.0f;
+  const int clamped = margin < -64 ? -64 : margin > 64 ? 64 : margin;
+  return is_dtype(dtype) ? fp8core_scale_rule(dtype, amax, clamped, power_of_two, previous) : previous;
 }

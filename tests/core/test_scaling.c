@@ -1,5 +1,6 @@
 #include <float.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -1324,8 +1325,18 @@ static void distinct_threads(void **unused) {
   assert_memory_not_equal(alone[0].bytes, alone[1].bytes, alone[0].size);
 }
 
+static void test_scale_stays_legal_whatever_comes_in(void **state) {
+  (void)state;
+  const float illegal[] = {0.0f, -1.0f, 0x1p-130f, 0x1p127f, INFINITY, -INFINITY, NAN};
+  for (size_t i = 0; i < sizeof(illegal) / sizeof(illegal[0]); i++)
+    assert_float_equal(fp8core_scale_from_amax(FP8CORE_E4M3, 0.0f, 0, 0, illegal[i]), 1.0f, 0.0f);
+  assert_float_equal(fp8core_scale_from_amax(FP8CORE_E4M3, 448.0f, INT_MIN, 0, 1.0f), 0x1p64f, 0.0f);
+  assert_float_equal(fp8core_scale_from_amax(FP8CORE_E4M3, 448.0f, INT_MAX, 0, 1.0f), 0x1p-64f, 0.0f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_scale_stays_legal_whatever_comes_in),
     cmocka_unit_test(rule_known_values),
     cmocka_unit_test(rule_without_a_usable_amax),
     cmocka_unit_test(rule_at_the_edges),

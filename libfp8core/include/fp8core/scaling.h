@@ -30,8 +30,8 @@ extern "C" {
  * \p power_of_two lowered to a power of two. \p previous_scale when \p amax is 0, infinite, NaN or negative.
  * 1 for BF16 and FP32, whose range is that of the values. Thread-safe.
  *
- * \param margin powers of two of head-room, -64 to 64.
- * \param previous_scale the scale until now; 1 for a new tensor.
+ * \param margin powers of two of head-room, -64 to 64; clamped to that.
+ * \param previous_scale the scale until now; 1 for a new tensor. One outside the limits (infinite, NaN, 0) counts as 1.
  */
 FP8CORE_API float fp8core_scale_from_amax(fp8core_dtype dtype, float amax, int margin, int power_of_two,
                                           float previous_scale);
@@ -143,7 +143,10 @@ typedef struct fp8core_scaling_record {
 /** Copies the record of one tensor to the host. Waits for the device. */
 FP8CORE_API fp8core_status fp8core_scaling_get(fp8core_scaling *scaling, int64_t index, fp8core_scaling_record *record);
 
-/** Sets one tensor's scale (finite, within the limits above) and its reciprocal, and forgets its history and amax. */
+/**
+ * Sets one tensor's scale (finite, within the limits above) and its reciprocal, and forgets its history and amax: the next
+ * delayed cast of it is just in time again.
+ */
 FP8CORE_API fp8core_status fp8core_scaling_set_scale(fp8core_scaling *scaling, int64_t index, float scale);
 
 /** Bytes that fp8core_scaling_save() writes. NULL gives 0. */
