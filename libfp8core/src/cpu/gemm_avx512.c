@@ -8,7 +8,7 @@
 
 #define ROWS 12
 #define COLUMNS 32
-#define ROW_MASK ((__mmask16)0x0fff)
+// As there, whole vectors are stored for the 12 rows of a panel of A.
 
 ALWAYS_INLINE __mmask16 first_16(int64_t count) {
   return count >= 16 ? (__mmask16)0xffff : count <= 0 ? 0 : (__mmask16)((1U << count) - 1);
@@ -71,7 +71,6 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
   for (int64_t i = 0; i < count; i += width)
     for (int lane = 0; lane < width; lane += 16) {
       const int rows = width - lane < 16 ? width - lane : 16;
-      const __mmask16 lanes = rows == 16 ? (__mmask16)0xffff : ROW_MASK;
       const int64_t valid = minimum(count - i - lane, rows);
       const unsigned char *corner = source->data + (first + i + lane) * source->stride + k_first * element;
       float *packed = (float *)(void *)(panels + i / width * panel_stride) + lane;
@@ -83,7 +82,7 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
           block[row] = row < valid ? load_16(dtype, present, corner + row * source->stride + k * element) : _mm512_setzero_ps();
         transpose_16x16(block);
         for (int unit = 0; unit < 16; unit++)
-          if (unit < units) _mm512_mask_storeu_ps(packed + (k + unit) * width, lanes, block[unit]);
+          if (unit < units) _mm512_storeu_ps(packed + (k + unit) * width, block[unit]);
       }
     }
 }
@@ -99,8 +98,7 @@ ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dt
       for (int lane = 0; lane < width; lane += 16) {
         const int lanes = width - lane < 16 ? width - lane : 16;
         const __mmask16 present = first_16(minimum(count - i - lane, lanes));
-        _mm512_mask_storeu_ps(packed + lane, lanes == 16 ? (__mmask16)0xffff : ROW_MASK,
-                              load_16(dtype, present, row + (i + lane) * element));
+        _mm512_storeu_ps(packed + lane, load_16(dtype, present, row + (i + lane) * element));
       }
     }
   }

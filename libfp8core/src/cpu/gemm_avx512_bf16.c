@@ -10,7 +10,8 @@
 
 #define ROWS 12
 #define COLUMNS 32
-#define ROW_MASK ((__mmask16)0x0fff)
+// Masked stores are slow on some CPUs, so 64 bytes are stored for each 48 of a panel of A: the next store covers what is
+// beyond, and the last reaches into the padding between panels.
 #define INLINE static inline __attribute__((always_inline))
 
 // BF16 of the codes 0 to 127: a table is exact for subnormals and NaNs too, at the cost of two byte permutations per 64 codes.
@@ -108,7 +109,6 @@ INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, c
   // Elements of a row in 64 bytes.
   const int step = 64 / element;
   const int64_t pair_bytes = (int64_t)width * 4;
-  const __mmask16 lanes = rows == 16 ? (__mmask16)0xffff : ROW_MASK;
   // Puts the first two codes of four dwords before their last two, as convert() wants them.
   const __m512i halves = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
   for (int64_t k = 0; k < k_count; k += step) {
@@ -121,13 +121,13 @@ INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, c
     unsigned char *out = packed + k / 2 * pair_bytes;
     for (int i = 0; i < 16; i++) {
       if (element == 2) {
-        if (i < pairs) _mm512_mask_storeu_epi32(out + i * pair_bytes, lanes, block[i]);
+        if (i < pairs) _mm512_storeu_si512(out + i * pair_bytes, block[i]);
       } else {
         __m512i even;
         __m512i odd;
         convert(tables, _mm512_shuffle_epi8(block[i], halves), &even, &odd);
-        if (2 * i < pairs) _mm512_mask_storeu_epi32(out + 2 * i * pair_bytes, lanes, even);
-        if (2 * i + 1 < pairs) _mm512_mask_storeu_epi32(out + (2 * i + 1) * pair_bytes, lanes, odd);
+        if (2 * i < pairs) _mm512_storeu_si512(out + 2 * i * pair_bytes, even);
+        if (2 * i + 1 < pairs) _mm512_storeu_si512(out + (2 * i + 1) * pair_bytes, odd);
       }
     }
   }
@@ -164,8 +164,8 @@ INLINE void pack_a_columns(fp8core_dtype dtype, const byte_tables *tables, __m51
     codes = _mm512_inserti32x4(codes, _mm_maskz_loadu_epi8(columns, k_rows[3]), 3);
     convert(tables, _mm512_permutexvar_epi8(order, codes), &first, &second);
   }
-  _mm512_mask_storeu_epi32(packed, ROW_MASK, first);
-  if (pairs > 1) _mm512_mask_storeu_epi32(packed + ROWS * 4, ROW_MASK, second);
+  _mm512_storeu_si512(packed, first);
+  if (pairs > 1) _mm512_storeu_si512(packed + ROWS * 4, second);
 }
 
 INLINE void pack_a_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int64_t first, int64_t count, int64_t k_first,
