@@ -402,8 +402,15 @@ static pair make_pair(test_random *random, fp8core_dtype dtype, int64_t batch, i
   made.scales = calloc(3, sizeof(float));
   made.scales[0] = scaled ? 0.5f + (float)test_random_uniform(random) * 3.0f : 1.0f;
   made.scales[1] = 1.0f / made.scales[0];
-  for (int64_t i = 0; i < elements; i++)
+  // Large matrices repeat themselves: drawing them would take longer than all else. Not in step with a line of memory.
+  const int64_t drawn = size == 0.0 ? 0 : elements < 1000003 ? elements : 1000003;
+  const int64_t element_bytes = (int64_t)size_of(dtype);
+  memset(made.host, 0, made.bytes);
+  for (int64_t i = 0; i < drawn; i++)
     store_code(made.host, i, dtype, fp8core_encode(dtype, (float)(size * test_random_normal(random)), 1));
+  for (int64_t i = drawn; drawn > 0 && i < elements; i += drawn)
+    memcpy(made.host + i * element_bytes, made.host,
+           (size_t)((elements - i < drawn ? elements - i : drawn) * element_bytes));
   made.device = test_upload(context, made.host, made.bytes);
   made.device_scales = test_upload(context, made.scales, 3 * sizeof(float));
   made.on_host = fp8core_tensor_matrix(made.host, dtype, rows, columns, cpu);
@@ -468,14 +475,15 @@ static void describe(const gemm_case *c, char *text, size_t bytes) {
            c->has_gradient, c->amax, c->scaled, c->d_scaled, c->fast);
 }
 
-// The bound: sums err by at most `relative` of the sum of the magnitudes of their terms; the tanh of the tensor cores'
-// epilogue by 2^-10 of the value; then D's own rounding.
+// The bound: sums err by at most `relative` of the sum of the magnitudes of their terms (Hopper's FP8 tensor cores keep 13
+// bits below the largest term of a step; BF16's and FP32's keep FP32's); a fused GELU by its tanh, whose hardware form
+// is good to 2^-11; then D's own rounding.
 static void run_gemm(const gemm_case *c, uint64_t seed) {
   test_random random = {seed};
   char text[512];
   describe(c, text, sizeof(text));
   const int fp8 = size_of(c->a) == 1 && size_of(c->b) == 1;
-  const double relative = fp8                                            ? (c->fast ? 0x1p-8 : 0x1p-10)
+  const double relative = fp8                                            ? (c->fast ? 0x1p-8 : 0x1p-9)
                           : c->a == FP8CORE_FP32 || c->b == FP8CORE_FP32 ? 0x1p-18
                                                                          : 0x1p-15;
   pair a = make_pair(&random, c->a, c->batch, c->ta ? c->k : c->m, c->ta ? c->m : c->k, c->gap, 1.0, c->scaled);
@@ -555,10 +563,11 @@ static void run_gemm(const gemm_case *c, uint64_t seed) {
         const int64_t index = (matrix * c->m + row) * c->n + column;
         const double value = (double)values[index];
         double error = relative * (double)sums[index] + 0x1p-20 * (fabs(value) + 8.0);
-        double slope = 1.0;
-        if (c->epilogue == FP8CORE_EPILOGUE_GELU) slope = 1.2;
-        if (c->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD) slope = 1.2;
-        error = slope * error + (slope > 1.0 ? 0x1p-9 * fabs(value) + 0x1p-9 * (double)sums[index] * 0x1p-4 : 0.0);
+        const double hyperbolic = EMULATED ? 0x1p-20 : 0x1p-11;
+        if (c->epilogue == FP8CORE_EPILOGUE_GELU) error = 1.2 * error + hyperbolic * (fabs(value) + 8.0);
+        // The derivative at 2, where it turns fastest, takes three times the error of its tanh.
+        if (c->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD)
+          error = 1.2 * error + 4.0 * hyperbolic * ((double)sums[index] + 8.0);
         largest = fabs(value) > largest ? fabs(value) : largest;
         largest_error = error > largest_error ? error : largest_error;
         const double scale = (double)d.scales[0];
@@ -651,12 +660,12 @@ static void products_match_the_reference(void **state) {
 
 static void products_beyond_one_part_match(void **state) {
   (void)state;
-  // 257 MiB of sums with a row of 2^20: parts of 64 rows.
+  // 260 MiB of sums, with a row of 4 MiB: a part of 64 rows, and one of one.
   const gemm_case c = {.a = FP8CORE_E4M3,
                        .b = FP8CORE_E4M3,
                        .d = FP8CORE_E4M3,
                        .tb = 1,
-                       .m = 130,
+                       .m = 65,
                        .n = 1 << 20,
                        .k = 16,
                        .batch = 1,

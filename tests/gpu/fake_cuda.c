@@ -123,6 +123,7 @@ typedef struct layout {
 
 typedef struct preference {
   uint64_t workspace;
+  uint32_t reductions;
   uint32_t alignment_a;
   uint32_t alignment_b;
   uint32_t alignment_c;
@@ -238,6 +239,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t d
   preference *to = (preference *)(void *)description;
   switch ((int)attribute) {
   case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return SET(to->workspace);
+  case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return SET(to->reductions);
   case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return SET(to->alignment_a);
   case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return SET(to->alignment_b);
   case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return SET(to->alignment_c);
@@ -306,6 +308,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_INVALID_VALUE;
   if (of->auxiliary && (of->leading_auxiliary % 8 != 0 || of->leading_auxiliary < d->rows))
     return CUBLAS_STATUS_INVALID_VALUE;
+  if (((const preference *)(const void *)wanted)->reductions != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) abort();
   const int fp8 = is_fp8((int)a->type) && is_fp8((int)b->type);
   const int supported = fp8 ? fp8_supported(of, a, b, c, d, (const preference *)(const void *)wanted)
                             : !is_fp8((int)a->type) && !is_fp8((int)b->type) && wide_supported(of, a, b, c, d);

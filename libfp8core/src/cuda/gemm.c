@@ -13,8 +13,12 @@
 // cuBLASLt's part of the workspace; with the scalars it fits the default workspace of a context.
 #define BLAS_WORKSPACE_BYTES ((INT64_C(32) << 20) - (INT64_C(64) << 10))
 #define SCALARS_BYTES 256
-// Sums that a separate epilogue reads are made in pieces of at most this.
-#define PRODUCT_BYTES (INT64_C(256) << 20)
+// Sums that a separate epilogue reads are made in pieces of at most this. Tests set it small, to have pieces.
+#if defined(FP8CORE_CUDA_PRODUCT_BYTES)
+#  define PRODUCT_BYTES ((int64_t)FP8CORE_CUDA_PRODUCT_BYTES)
+#else
+#  define PRODUCT_BYTES (INT64_C(256) << 20)
+#endif
 
 // What is done to an operand before cuBLASLt takes it.
 typedef enum preparation { AS_IT_IS, CONVERTED, TRANSPOSED } preparation;

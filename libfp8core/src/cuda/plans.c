@@ -139,6 +139,10 @@ static fp8core_status set_preferences(cublasLtMatmulPreference_t preference, con
   const uint64_t workspace = (uint64_t)key->workspace_bytes;
   TRY_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                 sizeof(workspace)));
+  // Sums that are split over K are added in FP32, in the workspace; not in D's type, and not in the order of arrival.
+  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  TRY_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                                sizeof(reductions)));
   const struct {
     cublasLtMatmulPreferenceAttributes_t attribute;
     int64_t bytes;
