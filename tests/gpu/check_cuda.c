@@ -475,9 +475,9 @@ static void describe(const gemm_case *c, char *text, size_t bytes) {
            c->has_gradient, c->amax, c->scaled, c->d_scaled, c->fast);
 }
 
-// The bound: sums err by at most `relative` of the sum of the magnitudes of their terms (Hopper's FP8 tensor cores keep 13
-// bits below the largest term of a step; BF16's and FP32's keep FP32's); a fused GELU by its tanh, whose hardware form
-// is good to 2^-11; then D's own rounding.
+// The bound: sums err by at most `relative` of the sum of the magnitudes of their terms (Hopper's FP8 tensor cores keep
+// 13 bits below the largest term of a step; BF16's and FP32's keep FP32's); a fused GELU by its tanh, whose hardware
+// form is good to 2^-11; then D's own rounding.
 static void run_gemm(const gemm_case *c, uint64_t seed) {
   test_random random = {seed};
   char text[512];
