@@ -53,7 +53,8 @@ fp8core_tensor test_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_
 }
 
 void test_assert_message_contains(const char *call, const char *text) {
-  if (!strstr(fp8core_last_error(), text)) fail_msg("%s: message \"%s\" lacks \"%s\"", call, fp8core_last_error(), text);
+  if (!strstr(fp8core_last_error(), text))
+    fail_msg("%s: message \"%s\" lacks \"%s\"", call, fp8core_last_error(), text);
 }
 
 uint64_t test_random_bits(test_random *random) {

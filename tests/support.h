@@ -35,21 +35,21 @@ void test_free(fp8core_context *context, void *device);
 fp8core_tensor test_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_t columns);
 
 // Fails with the library's message unless the call succeeded.
-#define assert_ok(call)                                                                                       \
-  do {                                                                                                        \
-    const fp8core_status assert_ok_status = (call);                                                           \
-    if (assert_ok_status != FP8CORE_OK)                                                                       \
-      fail_msg("%s: %s (%s)", #call, fp8core_last_error(), fp8core_status_string(assert_ok_status));          \
+#define assert_ok(call)                                                                                                \
+  do {                                                                                                                 \
+    const fp8core_status assert_ok_status = (call);                                                                    \
+    if (assert_ok_status != FP8CORE_OK)                                                                                \
+      fail_msg("%s: %s (%s)", #call, fp8core_last_error(), fp8core_status_string(assert_ok_status));                   \
   } while (0)
 
 // The call must fail with this status and a message that contains `text`.
-#define assert_fails(call, expected_status, text)                                                             \
-  do {                                                                                                        \
-    const fp8core_status assert_fails_status = (call);                                                        \
-    if (assert_fails_status != (expected_status))                                                             \
-      fail_msg("%s: status %s, expected %s", #call, fp8core_status_string(assert_fails_status),               \
-               fp8core_status_string(expected_status));                                                       \
-    test_assert_message_contains(#call, (text));                                                              \
+#define assert_fails(call, expected_status, text)                                                                      \
+  do {                                                                                                                 \
+    const fp8core_status assert_fails_status = (call);                                                                 \
+    if (assert_fails_status != (expected_status))                                                                      \
+      fail_msg("%s: status %s, expected %s", #call, fp8core_status_string(assert_fails_status),                        \
+               fp8core_status_string(expected_status));                                                                \
+    test_assert_message_contains(#call, (text));                                                                       \
   } while (0)
 void test_assert_message_contains(const char *call, const char *text);
 

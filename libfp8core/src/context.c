@@ -34,8 +34,9 @@ fp8core_status fp8core_read_options(const char *name, void *destination, size_t 
   memcpy(&caller_size, source, sizeof(caller_size));
   // A larger struct comes from a newer header; its further fields are unknown here and must not be dropped silently.
   if (caller_size < sizeof(caller_size) || caller_size > size)
-    return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "%s.size is %zu, expected at most %zu (set it with %s_default())",
-                                  name, caller_size, size, name);
+    return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH,
+                                  "%s.size is %zu, expected at most %zu (set it with %s_default())", name, caller_size,
+                                  size, name);
   memcpy(destination, source, caller_size);
   memcpy(destination, &size, sizeof(size));
   return FP8CORE_OK;
@@ -77,11 +78,13 @@ static int default_threads(void) {
 }
 
 static fp8core_status choose_threads(const fp8core_context *context, int wanted, int *threads) {
-  if (wanted < 0 || wanted > MAX_THREADS) return fp8core_invalid("threads is %d, expected 0 (all) to %d", wanted, MAX_THREADS);
+  if (wanted < 0 || wanted > MAX_THREADS)
+    return fp8core_invalid("threads is %d, expected 0 (all) to %d", wanted, MAX_THREADS);
   *threads = wanted == 0 ? default_threads() : wanted;
 #if !defined(_OPENMP)
   if (*threads > 1)
-    fp8core_log(context, FP8CORE_LOG_WARNING, "%d threads asked for, but this build has no OpenMP: running with one", *threads);
+    fp8core_log(context, FP8CORE_LOG_WARNING, "%d threads asked for, but this build has no OpenMP: running with one",
+                *threads);
   *threads = 1;
 #else
   (void)context;
@@ -97,7 +100,8 @@ static fp8core_status context_init(fp8core_context *context, const fp8core_conte
   FP8CORE_TRY(choose_isa(options->isa, &context->isa));
   FP8CORE_TRY(choose_threads(context, options->threads, &context->threads));
   if (options->device.type == FP8CORE_DEVICE_CPU) {
-    if (options->device.index != 0) return fp8core_invalid("device.index is %d, expected 0 for the CPU", options->device.index);
+    if (options->device.index != 0)
+      return fp8core_invalid("device.index is %d, expected 0 for the CPU", options->device.index);
     context->backend = &fp8core_cpu_backend;
   } else if (options->device.type == FP8CORE_DEVICE_CUDA) {
     FP8CORE_TRY(fp8core_cuda_context_init(context, options));
@@ -116,11 +120,14 @@ fp8core_status fp8core_context_create(fp8core_context **context, const fp8core_c
   fp8core_context_options known = fp8core_context_options_default();
   FP8CORE_TRY(fp8core_read_options("fp8core_context_options", &known, sizeof(known), options));
   if (known.api_version != FP8CORE_API_VERSION)
-    return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH,
-                                  "the caller was compiled for API version %d of libfp8core, the loaded library %s has %d",
-                                  known.api_version, fp8core_version(), FP8CORE_API_VERSION);
+    return fp8core_set_last_error(
+      FP8CORE_ERROR_VERSION_MISMATCH,
+      "the caller was compiled for API version %d of libfp8core, the loaded library %s has %d", known.api_version,
+      fp8core_version(), FP8CORE_API_VERSION);
   fp8core_context *created = calloc(1, sizeof(*created));
-  if (!created) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a context of %zu bytes", sizeof(*created));
+  if (!created)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a context of %zu bytes",
+                                  sizeof(*created));
   const fp8core_status status = context_init(created, &known);
   if (status != FP8CORE_OK) {
     fp8core_context_destroy(&created);
@@ -170,7 +177,9 @@ fp8core_status fp8core_context_set_seed(fp8core_context *context, uint64_t seed)
   return FP8CORE_OK;
 }
 
-size_t fp8core_context_workspace_bytes(const fp8core_context *context) { return context ? context->workspace_bytes : 0; }
+size_t fp8core_context_workspace_bytes(const fp8core_context *context) {
+  return context ? context->workspace_bytes : 0;
+}
 
 fp8core_status fp8core_workspace(fp8core_context *context, size_t bytes, void **pointer) {
   if (bytes > context->workspace_bytes) {

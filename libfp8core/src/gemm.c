@@ -15,12 +15,14 @@ typedef struct region {
   uintptr_t start;
   // Bytes from the first element to the end of the last; 0: none.
   uintptr_t span;
-  // Where every row lies within [start + i * row_stride, start + i * row_stride + row_width); 0 where that is not known.
+  // Where every row lies within [start + i * row_stride, start + i * row_stride + row_width); 0 where that is not
+  // known.
   uintptr_t row_stride;
   uintptr_t row_width;
 } region;
 
-static fp8core_status region_of(const char *name, const fp8core_tensor *tensor, int64_t batch, int64_t batch_stride, region *result) {
+static fp8core_status region_of(const char *name, const fp8core_tensor *tensor, int64_t batch, int64_t batch_stride,
+                                region *result) {
   const int64_t element = (int64_t)fp8core_dtype_size(tensor->dtype);
   const int64_t rows = fp8core_row_count(tensor);
   const int64_t columns = fp8core_row_length(tensor);
@@ -38,8 +40,10 @@ static fp8core_status region_of(const char *name, const fp8core_tensor *tensor, 
   result->start = (uintptr_t)tensor->data;
   result->span = (uintptr_t)span;
   int64_t width = 0;
-  if (batch_span == 0 || batch_stride % stride == 0) width = columns;
-  else if (batch_span <= stride - columns) width = batch_span + columns;
+  if (batch_span == 0 || batch_stride % stride == 0)
+    width = columns;
+  else if (batch_span <= stride - columns)
+    width = batch_span + columns;
   if (width != 0) {
     result->row_stride = (uintptr_t)(stride * element);
     result->row_width = (uintptr_t)(width * element);
@@ -65,7 +69,8 @@ static fp8core_status refuse_overlap(const region *written, const region *const 
   return FP8CORE_OK;
 }
 
-static fp8core_status check_matrix(const fp8core_context *context, const char *name, const fp8core_tensor *tensor, fp8core_tensor *copy) {
+static fp8core_status check_matrix(const fp8core_context *context, const char *name, const fp8core_tensor *tensor,
+                                   fp8core_tensor *copy) {
   FP8CORE_TRY(fp8core_check_tensor(context, name, tensor));
   if (tensor->dimensions != 2) return fp8core_invalid("%s has %d dimensions, expected 2", name, tensor->dimensions);
   *copy = *tensor;
@@ -80,12 +85,12 @@ static fp8core_status check_shape(const char *name, const fp8core_tensor *tensor
   return FP8CORE_OK;
 }
 
-static fp8core_status check_vector(const fp8core_context *context, const char *name, const fp8core_tensor *tensor, int64_t n,
-                                   fp8core_tensor *copy) {
+static fp8core_status check_vector(const fp8core_context *context, const char *name, const fp8core_tensor *tensor,
+                                   int64_t n, fp8core_tensor *copy) {
   FP8CORE_TRY(fp8core_check_tensor(context, name, tensor));
   if (tensor->dimensions != 1 || tensor->shape[0] != n)
-    return fp8core_invalid("%s has %d dimensions and length %lld, expected a vector of N = %lld", name, tensor->dimensions,
-                           (long long)fp8core_row_length(tensor), (long long)n);
+    return fp8core_invalid("%s has %d dimensions and length %lld, expected a vector of N = %lld", name,
+                           tensor->dimensions, (long long)fp8core_row_length(tensor), (long long)n);
   *copy = *tensor;
   copy->row_stride = fp8core_row_stride(tensor);
   return FP8CORE_OK;
@@ -98,25 +103,30 @@ static fp8core_status check_wide_dtype(const char *name, const fp8core_tensor *t
 }
 
 static fp8core_status check_options(const fp8core_gemm_options *options) {
-  if (!isfinite(options->alpha)) return fp8core_invalid("alpha is %g, expected a finite number", (double)options->alpha);
+  if (!isfinite(options->alpha))
+    return fp8core_invalid("alpha is %g, expected a finite number", (double)options->alpha);
   if (!isfinite(options->beta)) return fp8core_invalid("beta is %g, expected a finite number", (double)options->beta);
   if ((int)options->epilogue < 0 || options->epilogue > EPILOGUE_LAST)
     return fp8core_invalid("epilogue is %d, expected 0 to %d", (int)options->epilogue, (int)EPILOGUE_LAST);
   if (options->batch < 1) return fp8core_invalid("batch is %lld, expected at least 1", (long long)options->batch);
-  const int64_t strides[4] = {options->batch_stride_a, options->batch_stride_b, options->batch_stride_c, options->batch_stride_d};
+  const int64_t strides[4] = {options->batch_stride_a, options->batch_stride_b, options->batch_stride_c,
+                              options->batch_stride_d};
   for (int i = 0; i < 4; i++)
     if (strides[i] < 0)
       return fp8core_invalid("batch_stride_%c is %lld, expected 0 or more", "abcd"[i], (long long)strides[i]);
-  const int backward = options->epilogue == FP8CORE_EPILOGUE_RELU_BACKWARD || options->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD;
+  const int backward =
+    options->epilogue == FP8CORE_EPILOGUE_RELU_BACKWARD || options->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD;
   if (backward && !options->auxiliary)
-    return fp8core_invalid("auxiliary is NULL, expected the pre-activations that epilogue %d reads", (int)options->epilogue);
+    return fp8core_invalid("auxiliary is NULL, expected the pre-activations that epilogue %d reads",
+                           (int)options->epilogue);
   if (options->epilogue == FP8CORE_EPILOGUE_NONE && options->auxiliary)
     return fp8core_invalid("auxiliary is set, expected NULL without an activation");
   // Neither has a batch stride: every product would write the same memory.
   if (options->batch > 1 && options->auxiliary)
     return fp8core_invalid("auxiliary is set with batch %lld, expected NULL or one product", (long long)options->batch);
   if (options->batch > 1 && options->bias_gradient)
-    return fp8core_invalid("bias_gradient is set with batch %lld, expected NULL or one product", (long long)options->batch);
+    return fp8core_invalid("bias_gradient is set with batch %lld, expected NULL or one product",
+                           (long long)options->batch);
   return FP8CORE_OK;
 }
 
@@ -231,13 +241,14 @@ fp8core_status fp8core_gemm(fp8core_context *context, const fp8core_gemm_options
   return FP8CORE_OK;
 }
 
-// One FP32 operation is the double one rounded to FP32: of two FP32 numbers a product is exact in double and a sum rounds
-// twice without harm (53 >= 2 * 24 + 2: Figueroa, "When is double rounding innocuous?", SIGNUM 1995).
+// One FP32 operation is the double one rounded to FP32: of two FP32 numbers a product is exact in double and a sum
+// rounds twice without harm (53 >= 2 * 24 + 2: Figueroa, "When is double rounding innocuous?", SIGNUM 1995).
 static double rounded(fp8core_accumulation accumulation, double value) {
   return accumulation == FP8CORE_ACCUMULATE_FP32 ? (double)(float)value : value;
 }
 
-static double reference_activation(fp8core_accumulation accumulation, fp8core_epilogue epilogue, double value, double auxiliary) {
+static double reference_activation(fp8core_accumulation accumulation, fp8core_epilogue epilogue, double value,
+                                   double auxiliary) {
   if (accumulation == FP8CORE_ACCUMULATE_FP32)
     return (double)fp8core_gemm_activation(epilogue, (float)value, (float)auxiliary);
   const double root = 0.79788456080286535588;
@@ -308,7 +319,8 @@ static void reference_row(const fp8core_gemm_job *job, reference_block *block, i
     }
     if (job->bias.data) {
       const double bias = (double)fp8core_load_element(job->bias.dtype, job->bias.data, column);
-      value = rounded(accumulation, value + rounded(accumulation, bias * (double)fp8core_scale_of(job->bias.scale_inverse)));
+      value =
+        rounded(accumulation, value + rounded(accumulation, bias * (double)fp8core_scale_of(job->bias.scale_inverse)));
     }
     double auxiliary = 0.0;
     if (job->auxiliary.data) {
@@ -325,7 +337,8 @@ static void reference_row(const fp8core_gemm_job *job, reference_block *block, i
     value = reference_activation(accumulation, options->epilogue, value, auxiliary);
     block->sums[j] = rounded(accumulation, block->sums[j] + value);
     raise_amax(job->d.amax, (float)value);
-    fp8core_store_element(job->d.dtype, job->d.data, block->product * options->batch_stride_d + row * job->d.row_stride + column,
+    fp8core_store_element(job->d.dtype, job->d.data,
+                          block->product * options->batch_stride_d + row * job->d.row_stride + column,
                           (float)value * fp8core_scale_of(job->d.scale));
   }
 }

@@ -1,4 +1,5 @@
-// The rules of a matrix product's epilogue, one element at a time: shared by the reference and the portable CPU kernels.
+// The rules of a matrix product's epilogue, one element at a time: shared by the reference and the portable CPU
+// kernels.
 #ifndef FP8CORE_GEMM_RULES_H
 #define FP8CORE_GEMM_RULES_H
 
@@ -7,7 +8,8 @@
 
 static inline float fp8core_load_element(fp8core_dtype dtype, const void *data, int64_t index) {
   const unsigned char *bytes = data;
-  if (dtype == FP8CORE_E4M3 || dtype == FP8CORE_E5M2) return fp8core_bits_float(fp8core_decode_bits(dtype, bytes[index]));
+  if (dtype == FP8CORE_E4M3 || dtype == FP8CORE_E5M2)
+    return fp8core_bits_float(fp8core_decode_bits(dtype, bytes[index]));
   if (dtype == FP8CORE_FP32) {
     float value;
     memcpy(&value, bytes + 4 * index, sizeof(value));
@@ -35,7 +37,8 @@ static inline void fp8core_store_element(fp8core_dtype dtype, void *data, int64_
   }
 }
 
-// alpha / (scale of A * scale of B). In double: in FP32 the product of two scales may overflow where the quotient does not.
+// alpha / (scale of A * scale of B). In double: in FP32 the product of two scales may overflow where the quotient does
+// not.
 static inline double fp8core_gemm_factor(const fp8core_gemm_job *job) {
   const double a = job->a.scale_inverse ? (double)*job->a.scale_inverse : 1.0;
   const double b = job->b.scale_inverse ? (double)*job->b.scale_inverse : 1.0;

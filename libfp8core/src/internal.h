@@ -1,5 +1,5 @@
-// What the files of libfp8core share: the context, the table of functions that a device implements, and argument checks.
-// Public functions (src/*.c) validate and normalise; backends (src/cpu, src/cuda) assume valid input.
+// What the files of libfp8core share: the context, the table of functions that a device implements, and argument
+// checks. Public functions (src/*.c) validate and normalise; backends (src/cpu, src/cuda) assume valid input.
 #ifndef FP8CORE_INTERNAL_H
 #define FP8CORE_INTERNAL_H
 
@@ -18,10 +18,10 @@ extern "C" {
 
 #define fp8core_invalid(...) fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
 
-#define FP8CORE_TRY(call)                                \
-  do {                                                   \
-    const fp8core_status try_status = (call);            \
-    if (try_status != FP8CORE_OK) return try_status;     \
+#define FP8CORE_TRY(call)                                                                                              \
+  do {                                                                                                                 \
+    const fp8core_status try_status = (call);                                                                          \
+    if (try_status != FP8CORE_OK) return try_status;                                                                   \
   } while (0)
 
 // Rows of a matrix on the context's device, row starts `stride` elements apart. A cast sees every tensor like this.
@@ -106,11 +106,14 @@ typedef struct fp8core_backend {
   fp8core_status (*zero)(fp8core_context *context, void *pointer, size_t bytes);
   // Never called with no elements. With job->transposed.data set it is a cast-transpose.
   fp8core_status (*cast)(fp8core_context *context, const fp8core_cast_job *job);
-  fp8core_status (*amax)(fp8core_context *context, int64_t rows, int64_t columns, const fp8core_rows *source, float *amax);
-  // Sets measured[index] to 0, raises it to the source's amax, and sets the scale of `index` from it (fp8core_calibrate_rule
-  // in scaling_rules.h); does nothing where `only_without_history` and the tensor has a history.
+  fp8core_status (*amax)(fp8core_context *context, int64_t rows, int64_t columns, const fp8core_rows *source,
+                         float *amax);
+  // Sets measured[index] to 0, raises it to the source's amax, and sets the scale of `index` from it
+  // (fp8core_calibrate_rule in scaling_rules.h); does nothing where `only_without_history` and the tensor has a
+  // history.
   fp8core_status (*scaling_calibrate)(fp8core_context *context, const fp8core_scaling_arrays *arrays, int64_t index,
-                                      int only_without_history, int64_t rows, int64_t columns, const fp8core_rows *source);
+                                      int only_without_history, int64_t rows, int64_t columns,
+                                      const fp8core_rows *source);
   fp8core_status (*scaling_update)(fp8core_context *context, const fp8core_scaling_arrays *arrays);
   // Stores one float of device memory into another, ordered with the context's work.
   fp8core_status (*copy_float)(fp8core_context *context, float *destination, const float *source);
@@ -146,7 +149,8 @@ fp8core_status fp8core_cuda_context_init(fp8core_context *context, const fp8core
 // 0 and a last error where there is none.
 int fp8core_cuda_device_count(void);
 
-// One-line message and status when `tensor` (called `name` in the message) is null, invalid, or not on the context's device.
+// One-line message and status when `tensor` (called `name` in the message) is null, invalid, or not on the context's
+// device.
 fp8core_status fp8core_check_tensor(const fp8core_context *context, const char *name, const fp8core_tensor *tensor);
 // The row stride in elements, the length of a row, and the number of rows of a valid tensor.
 int64_t fp8core_row_stride(const fp8core_tensor *tensor);

@@ -1,5 +1,5 @@
-// The scalar rules of the suite, written once. Both the C compiler and nvcc take this file; every SIMD and CUDA kernel is
-// tested against it. docs/numerics.md states the same rules in words, with their sources.
+// The scalar rules of the suite, written once. Both the C compiler and nvcc take this file; every SIMD and CUDA kernel
+// is tested against it. docs/numerics.md states the same rules in words, with their sources.
 #ifndef FP8CORE_NUMERICS_H
 #define FP8CORE_NUMERICS_H
 
@@ -44,7 +44,8 @@ typedef struct fp8core_format {
   // What an overflow becomes when it does not saturate: infinity, or NaN where there is no infinity.
   uint32_t overflow_code;
   uint32_t nan_code;
-  // FP32 bits of the largest finite value, and of the largest magnitude that still rounds to it (to nearest, ties to even).
+  // FP32 bits of the largest finite value, and of the largest magnitude that still rounds to it (to nearest, ties to
+  // even).
   uint32_t max_value;
   uint32_t max_rounding_to_max;
 } fp8core_format;
@@ -56,7 +57,8 @@ FP8CORE_RULE fp8core_format fp8core_format_of(fp8core_dtype dtype) {
   const fp8core_format e5m2 = {8, 2, -14, 0x7b, 0x7c, 0x7e, 0x47600000, 0x476fffff};
   const fp8core_format bf16 = {16, 7, -126, 0x7f7f, 0x7f80, 0x7fc0, 0x7f7f0000, 0x7f7f7fff};
   const fp8core_format fp16 = {16, 10, -14, 0x7bff, 0x7c00, 0x7e00, 0x477fe000, 0x477fefff};
-  const fp8core_format fp32 = {32, 23, -126, FP8CORE_F32_MAX, FP8CORE_F32_INFINITY, FP8CORE_F32_QUIET_NAN, FP8CORE_F32_MAX, FP8CORE_F32_MAX};
+  const fp8core_format fp32 = {
+    32, 23, -126, FP8CORE_F32_MAX, FP8CORE_F32_INFINITY, FP8CORE_F32_QUIET_NAN, FP8CORE_F32_MAX, FP8CORE_F32_MAX};
   switch (dtype) {
   case FP8CORE_E4M3: return e4m3;
   case FP8CORE_E5M2: return e5m2;
@@ -82,8 +84,9 @@ FP8CORE_RULE uint32_t fp8core_decode_bits(fp8core_dtype dtype, uint32_t code) {
   if (magnitude >> format.mantissa_bits) return sign | ((magnitude << shift) + exponent_offset);
   if (shift == 0 || dtype == FP8CORE_BF16) return sign | (magnitude << shift);
   // Subnormal: magnitude * 2^(min_exponent - mantissa_bits), exact in FP32.
-  return sign | fp8core_float_bits((float)magnitude *
-                                   fp8core_bits_float((uint32_t)(127 + format.min_exponent - format.mantissa_bits) << 23));
+  return sign |
+         fp8core_float_bits((float)magnitude *
+                            fp8core_bits_float((uint32_t)(127 + format.min_exponent - format.mantissa_bits) << 23));
 }
 
 // Rounds the magnitude (FP32 bits without sign) to nearest, ties to even. Returns the code without sign.
@@ -102,7 +105,8 @@ FP8CORE_RULE uint32_t fp8core_encode_nearest(fp8core_dtype dtype, uint32_t magni
   const uint32_t significand = (magnitude & 0x7fffff) | (exponent ? UINT32_C(0x800000) : 0);
   const uint32_t subnormal_shift = (uint32_t)shift + min_normal_exponent - (exponent ? exponent : 1);
   if (subnormal_shift > 24) return 0;
-  return (significand + (UINT32_C(1) << (subnormal_shift - 1)) - 1 + ((significand >> subnormal_shift) & 1)) >> subnormal_shift;
+  return (significand + (UINT32_C(1) << (subnormal_shift - 1)) - 1 + ((significand >> subnormal_shift) & 1)) >>
+         subnormal_shift;
 }
 
 // Rounds up with the probability of the distance to the lower neighbour, in units of 2^-32: up where draw < fraction.
@@ -125,17 +129,17 @@ FP8CORE_RULE uint32_t fp8core_encode_stochastic(fp8core_dtype dtype, uint32_t ma
 // One element of a cast, with what it adds to amax and the counts.
 typedef struct fp8core_cast_result {
   uint32_t code;
-  // FP32 bits of |value|; NaN is FP8CORE_F32_QUIET_NAN. The amax is the largest of these as integers, which lets an infinity
-  // win over finite values and a NaN over all, whatever the order.
+  // FP32 bits of |value|; NaN is FP8CORE_F32_QUIET_NAN. The amax is the largest of these as integers, which lets an
+  // infinity win over finite values and a NaN over all, whatever the order.
   uint32_t magnitude;
   int saturated;
   int flushed_to_zero;
   int nonfinite;
 } fp8core_cast_result;
 
-FP8CORE_RULE fp8core_cast_result fp8core_cast_element(uint32_t source_code, fp8core_dtype source, float source_scale_inverse,
-                                                      fp8core_dtype destination, float scale, int stochastic, uint32_t draw,
-                                                      int saturate) {
+FP8CORE_RULE fp8core_cast_result fp8core_cast_element(uint32_t source_code, fp8core_dtype source,
+                                                      float source_scale_inverse, fp8core_dtype destination,
+                                                      float scale, int stochastic, uint32_t draw, int saturate) {
   const fp8core_format format = fp8core_format_of(destination);
   const uint32_t source_bits = fp8core_decode_bits(source, source_code);
   const uint32_t sign = source_bits & FP8CORE_F32_SIGN ? UINT32_C(1) << (format.bits - 1) : 0;
@@ -185,14 +189,17 @@ FP8CORE_RULE uint32_t fp8core_draw(uint64_t seed, uint32_t tensor_id, uint32_t s
   return counter[element % 4];
 }
 
-FP8CORE_RULE float fp8core_max_of(fp8core_dtype dtype) { return fp8core_bits_float(fp8core_format_of(dtype).max_value); }
+FP8CORE_RULE float fp8core_max_of(fp8core_dtype dtype) {
+  return fp8core_bits_float(fp8core_format_of(dtype).max_value);
+}
 
-FP8CORE_RULE float fp8core_scale_rule(fp8core_dtype dtype, float amax, int margin, int power_of_two, float previous_scale) {
+FP8CORE_RULE float fp8core_scale_rule(fp8core_dtype dtype, float amax, int margin, int power_of_two,
+                                      float previous_scale) {
   if (dtype == FP8CORE_BF16 || dtype == FP8CORE_FP32) return 1.0f;
   // Also false for a NaN.
   if (!(amax > 0.0f && fp8core_float_bits(amax) < FP8CORE_F32_INFINITY)) return previous_scale;
-  // The quotient may overflow to infinity (amax below max * 2^-128); the clamp takes care of it. In double, so that neither
-  // it nor the margin rounds twice or underflows on the way.
+  // The quotient may overflow to infinity (amax below max * 2^-128); the clamp takes care of it. In double, so that
+  // neither it nor the margin rounds twice or underflows on the way.
   const double quotient = ldexp((double)fp8core_max_of(dtype) / (double)amax, -margin);
   if (quotient >= (double)FP8CORE_SCALE_MAX) return FP8CORE_SCALE_MAX;
   if (quotient <= (double)FP8CORE_SCALE_MIN) return FP8CORE_SCALE_MIN;

@@ -42,8 +42,8 @@ FP8CORE_RULE void fp8core_update_rule(const fp8core_scaling_arrays *state, int64
     for (int64_t i = 0; i < kept; i++) chosen = history[i] > chosen ? history[i] : chosen;
   }
   fp8core_store_scale(state, index,
-                      fp8core_scale_rule((fp8core_dtype)state->dtypes[index], chosen, state->margin, state->power_of_two,
-                                         state->scale[index]));
+                      fp8core_scale_rule((fp8core_dtype)state->dtypes[index], chosen, state->margin,
+                                         state->power_of_two, state->scale[index]));
 }
 
 #endif

@@ -14,7 +14,8 @@ fp8core_tensor fp8core_tensor_create(void *data, fp8core_dtype dtype, int dimens
   return tensor;
 }
 
-fp8core_tensor fp8core_tensor_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_t columns, fp8core_device device) {
+fp8core_tensor fp8core_tensor_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_t columns,
+                                     fp8core_device device) {
   const int64_t shape[2] = {rows, columns};
   fp8core_tensor tensor = fp8core_tensor_create(data, dtype, 2, shape);
   tensor.device = device;
@@ -38,7 +39,8 @@ int64_t fp8core_row_count(const fp8core_tensor *tensor) {
 static fp8core_status validate(const char *name, const fp8core_tensor *tensor) {
   if (!tensor) return fp8core_invalid("%s is NULL, expected a tensor", name);
   const size_t element_bytes = fp8core_dtype_size(tensor->dtype);
-  if (element_bytes == 0) return fp8core_invalid("%s: dtype is %d, expected 0 to %d", name, (int)tensor->dtype, FP8CORE_DTYPE_COUNT - 1);
+  if (element_bytes == 0)
+    return fp8core_invalid("%s: dtype is %d, expected 0 to %d", name, (int)tensor->dtype, FP8CORE_DTYPE_COUNT - 1);
   if (tensor->dimensions < 0 || tensor->dimensions > FP8CORE_MAX_DIMENSIONS)
     return fp8core_invalid("%s: dimensions is %d, expected 0 to %d", name, tensor->dimensions, FP8CORE_MAX_DIMENSIONS);
   int empty = 0;
@@ -52,8 +54,8 @@ static fp8core_status validate(const char *name, const fp8core_tensor *tensor) {
     return fp8core_invalid("%s: row_stride is %lld, expected 0 or at least the row length %lld", name,
                            (long long)tensor->row_stride, (long long)length);
   if (tensor->scale_granularity != FP8CORE_SCALE_PER_TENSOR)
-    return fp8core_invalid("%s: scale_granularity is %d, expected %d (per tensor)", name, (int)tensor->scale_granularity,
-                           FP8CORE_SCALE_PER_TENSOR);
+    return fp8core_invalid("%s: scale_granularity is %d, expected %d (per tensor)", name,
+                           (int)tensor->scale_granularity, FP8CORE_SCALE_PER_TENSOR);
   if (tensor->device.type != FP8CORE_DEVICE_CPU && tensor->device.type != FP8CORE_DEVICE_CUDA)
     return fp8core_invalid("%s: device.type is %d, expected 0 (CPU) or 1 (CUDA)", name, (int)tensor->device.type);
   if (tensor->device.index < 0 || (tensor->device.type == FP8CORE_DEVICE_CPU && tensor->device.index != 0))
@@ -65,9 +67,10 @@ static fp8core_status validate(const char *name, const fp8core_tensor *tensor) {
     const int64_t last = i == tensor->dimensions - 1;
     const int64_t factor = last ? fp8core_row_stride(tensor) : tensor->shape[i];
     if (factor != 0 && __builtin_mul_overflow(bytes, factor, &bytes))
-      return fp8core_invalid("%s: shape [%lld, %lld, %lld, %lld] (first %d used) with row_stride %lld exceeds 2^63 - 1 bytes", name,
-                             (long long)tensor->shape[0], (long long)tensor->shape[1], (long long)tensor->shape[2],
-                             (long long)tensor->shape[3], tensor->dimensions, (long long)tensor->row_stride);
+      return fp8core_invalid(
+        "%s: shape [%lld, %lld, %lld, %lld] (first %d used) with row_stride %lld exceeds 2^63 - 1 bytes", name,
+        (long long)tensor->shape[0], (long long)tensor->shape[1], (long long)tensor->shape[2],
+        (long long)tensor->shape[3], tensor->dimensions, (long long)tensor->row_stride);
   }
   if (!tensor->data && !empty) return fp8core_invalid("%s: data is NULL, expected memory for its elements", name);
   return FP8CORE_OK;

@@ -1,5 +1,5 @@
-// Matrix products: what each option means, the edges, and every refusal. The kernels' accuracy over all formats and sizes is
-// checked by tests/kernels/check_gemm.c.
+// Matrix products: what each option means, the edges, and every refusal. The kernels' accuracy over all formats and
+// sizes is checked by tests/kernels/check_gemm.c.
 #include "support.h"
 
 #include <math.h>
@@ -37,8 +37,8 @@ static void store(fp8core_dtype dtype, void *data, int64_t index, float value) {
 }
 
 // `values` NULL: filled with 0x77, which is a number in every format.
-static operand make_strided(fp8core_context *context, fp8core_dtype dtype, int64_t rows, int64_t columns, int64_t stride, float scale,
-                            const float *values) {
+static operand make_strided(fp8core_context *context, fp8core_dtype dtype, int64_t rows, int64_t columns,
+                            int64_t stride, float scale, const float *values) {
   operand result;
   const fp8core_device cpu = {FP8CORE_DEVICE_CPU, 0};
   memset(&result, 0, sizeof(result));
@@ -90,7 +90,8 @@ static void fetch(fp8core_context *context, operand *target) {
 }
 
 static float value_at(const operand *source, int64_t row, int64_t column) {
-  return load(source->host.dtype, source->bytes, row * (source->host.dimensions == 1 ? 0 : source->host.row_stride) + column) *
+  return load(source->host.dtype, source->bytes,
+              row * (source->host.dimensions == 1 ? 0 : source->host.row_stride) + column) *
          source->host_floats[1];
 }
 
@@ -311,10 +312,14 @@ static void test_nan_and_infinity(void **state) {
           const float value = value_at(&d, i, j);
           if (i == 3) assert_true(isnan(value));
           // Infinity times zero.
-          else if ((i == 5 || i == 7) && j == 34) assert_true(isnan(value));
-          else if (i == 5) assert_true(value == infinity);
-          else if (i == 7) assert_true(value == -infinity);
-          else assert_true(value == (j == 34 ? 38.0f : 40.0f) || (fp8 && fabsf(value - 40.0f) <= 4.0f));
+          else if ((i == 5 || i == 7) && j == 34)
+            assert_true(isnan(value));
+          else if (i == 5)
+            assert_true(value == infinity);
+          else if (i == 7)
+            assert_true(value == -infinity);
+          else
+            assert_true(value == (j == 34 ? 38.0f : 40.0f) || (fp8 && fabsf(value - 40.0f) <= 4.0f));
         }
       assert_true(isnan(d.host_floats[2]));
       drop(context, &d);
@@ -342,8 +347,9 @@ static void test_nan_and_infinity(void **state) {
 static void test_output_formats(void **state) {
   (void)state;
   fp8core_context *context = test_context_default();
-  const float values[] = {464.0f,  464.01f, 448.0f,  61440.0f, 65519.0f, 65520.0f, 70000.0f, 1.0625f,  1.06251f, 0x1p-10f,
-                          3e-3f,   0x1p-9f, 0x1p-17f, 3 * 0x1p-17f, 1e30f, 3.4e38f, -0.0f,    -448.0f,  1e-30f,   0x1p-6f - 0x1p-10f};
+  const float values[] = {464.0f,  464.01f,  448.0f,   61440.0f, 65519.0f, 65520.0f,          70000.0f,
+                          1.0625f, 1.06251f, 0x1p-10f, 3e-3f,    0x1p-9f,  0x1p-17f,          3 * 0x1p-17f,
+                          1e30f,   3.4e38f,  -0.0f,    -448.0f,  1e-30f,   0x1p-6f - 0x1p-10f};
   enum { COUNT = sizeof(values) / sizeof(values[0]) };
   const float one[1] = {1};
   operand a = make(context, FP8CORE_FP32, 1, 1, one);
@@ -398,8 +404,8 @@ static void test_amax_is_raised_only(void **state) {
 }
 
 // Against the FP64 reference within the bound of docs/numerics.md.
-static void compare_product(fp8core_context *context, fp8core_dtype a_dtype, fp8core_dtype b_dtype, int64_t m, int64_t n, int64_t k, int ta,
-                            int tb, uint64_t seed) {
+static void compare_product(fp8core_context *context, fp8core_dtype a_dtype, fp8core_dtype b_dtype, int64_t m,
+                            int64_t n, int64_t k, int ta, int tb, uint64_t seed) {
   test_random random = {seed};
   float *a = allocate((size_t)(m * k) * sizeof(float));
   float *b = allocate((size_t)(n * k) * sizeof(float));
@@ -425,7 +431,8 @@ static void compare_product(fp8core_context *context, fp8core_dtype a_dtype, fp8
   assert_ok(fp8core_gemm_reference(FP8CORE_ACCUMULATE_FP64, &options, &left_host, &right_host, NULL, &magnitudes_host));
   for (int64_t i = 0; i < m; i++)
     for (int64_t j = 0; j < n; j++) {
-      const double bound = (test_on_cuda() ? 1.0 : (double)(k + 6)) * 1.01 * unit() * (double)value_at(&magnitudes, i, j);
+      const double bound =
+        (test_on_cuda() ? 1.0 : (double)(k + 6)) * 1.01 * unit() * (double)value_at(&magnitudes, i, j);
       const double difference = fabs((double)value_at(&d, i, j) - (double)value_at(&expected, i, j));
       if (!(difference <= bound))
         fail_msg("%s x %s, m %d n %d k %d: [%d, %d] is %.9g, expected %.9g within %.3g", fp8core_dtype_name(a_dtype),
@@ -445,8 +452,9 @@ static void compare_product(fp8core_context *context, fp8core_dtype a_dtype, fp8
 static void test_awkward_sizes(void **state) {
   (void)state;
   fp8core_context *context = test_context_default();
-  static const int64_t sizes[][3] = {{4, 50257, 8}, {4, 20001, 8}, {8, 4, 20001}, {4, 8, 16},  {1, 1, 1},     {1, 300, 70},
-                                     {3, 5, 7},     {17, 19, 23},  {64, 48, 8},   {33, 1, 40}, {130, 140, 150}};
+  static const int64_t sizes[][3] = {{4, 50257, 8}, {4, 20001, 8}, {8, 4, 20001},  {4, 8, 16},
+                                     {1, 1, 1},     {1, 300, 70},  {3, 5, 7},      {17, 19, 23},
+                                     {64, 48, 8},   {33, 1, 40},   {130, 140, 150}};
   for (int i = 0; i < (int)(sizeof(sizes) / sizeof(sizes[0])); i++) {
     compare_product(context, FP8CORE_E4M3, FP8CORE_E4M3, sizes[i][0], sizes[i][1], sizes[i][2], 0, 1, 1);
     compare_product(context, FP8CORE_E5M2, FP8CORE_E4M3, sizes[i][0], sizes[i][1], sizes[i][2], 0, 0, 2);
@@ -469,10 +477,10 @@ static void test_extreme_scales(void **state) {
     float alpha;
     float expected;
   } cases[] = {
-    {0x1p-100f, 0x1p-100f, 0x1p-126f, 6 * 0x1p74f},  {0x1p100f, 0x1p100f, 0x1p126f, 6 * 0x1p-74f},
-    {0x1p100f, 0x1p30f, 1.0f, 6 * 0x1p-130f},        {0x1p126f, 0x1p22f, 1.0f, 6 * 0x1p-148f},
-    {0x1p-126f, 0x1p-126f, 1.0f, INFINITY},          {0x1p126f, 0x1p126f, 1.0f, 0.0f},
-    {0x1p-120f, 0x1p-5f, 1.0f, 6 * 0x1p125f},        {1.0f, 1.0f, 0x1p-149f, 6 * 0x1p-149f},
+    {0x1p-100f, 0x1p-100f, 0x1p-126f, 6 * 0x1p74f}, {0x1p100f, 0x1p100f, 0x1p126f, 6 * 0x1p-74f},
+    {0x1p100f, 0x1p30f, 1.0f, 6 * 0x1p-130f},       {0x1p126f, 0x1p22f, 1.0f, 6 * 0x1p-148f},
+    {0x1p-126f, 0x1p-126f, 1.0f, INFINITY},         {0x1p126f, 0x1p126f, 1.0f, 0.0f},
+    {0x1p-120f, 0x1p-5f, 1.0f, 6 * 0x1p125f},       {1.0f, 1.0f, 0x1p-149f, 6 * 0x1p-149f},
   };
   for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++)
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -488,7 +496,8 @@ static void test_extreme_scales(void **state) {
       fetch(context, &d);
       assert_true(value_at(&d, 0, 0) == cases[i].expected);
       for (int accumulation = 0; accumulation < 2; accumulation++) {
-        assert_ok(fp8core_gemm_reference((fp8core_accumulation)accumulation, &options, &a.device, &b.device, NULL, &d.device));
+        assert_ok(
+          fp8core_gemm_reference((fp8core_accumulation)accumulation, &options, &a.device, &b.device, NULL, &d.device));
         fetch(context, &d);
         assert_true(value_at(&d, 0, 0) == cases[i].expected);
       }
@@ -514,7 +523,8 @@ static void test_extreme_scales(void **state) {
 
 static double gelu(double x) { return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))); }
 
-// Forward: the activation and the pre-activations; backward: the derivative, by central differences of the forward rule.
+// Forward: the activation and the pre-activations; backward: the derivative, by central differences of the forward
+// rule.
 static void test_activations(void **state) {
   (void)state;
   fp8core_context *context = test_context_default();
@@ -606,8 +616,10 @@ static void test_activations_of_specials(void **state) {
     assert_ok(fp8core_gemm(context, &options, &units.device, &factor.device, NULL, &d.device));
     fetch(context, &d);
     // The derivative at a NaN: ReLU's is 0, as NaN > 0 is false.
-    if (form == 0) assert_true(value_at(&d, 0, 0) == 0.0f);
-    else assert_true(isnan(value_at(&d, 0, 0)));
+    if (form == 0)
+      assert_true(value_at(&d, 0, 0) == 0.0f);
+    else
+      assert_true(isnan(value_at(&d, 0, 0)));
     assert_true(value_at(&d, 1, 0) == 1.0f);
     assert_true(fabsf(value_at(&d, 2, 0)) < 1e-30f);
     assert_true(value_at(&d, 3, 0) == 1.0f);
@@ -697,7 +709,8 @@ static void test_columns_of_one_buffer(void **state) {
     }
   // One column further to the left they meet.
   d.data = (unsigned char *)buffer.device.data + 7 * sizeof(float);
-  assert_fails(fp8core_gemm(context, NULL, &a, &right.device, NULL, &d), FP8CORE_ERROR_INVALID_ARGUMENT, "D overlaps A");
+  assert_fails(fp8core_gemm(context, NULL, &a, &right.device, NULL, &d), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "D overlaps A");
   drop(context, &buffer);
   drop(context, &right);
   fp8core_context_destroy(&context);
@@ -760,10 +773,10 @@ static void test_reference_accumulation(void **state) {
   assert_true(d == 16777216.0f);
   assert_ok(fp8core_gemm_reference(FP8CORE_ACCUMULATE_FP64, NULL, &left, &right, NULL, &result));
   assert_true(d == 16777218.0f);
-  assert_fails(fp8core_gemm_reference((fp8core_accumulation)2, NULL, &left, &right, NULL, &result), FP8CORE_ERROR_INVALID_ARGUMENT,
-               "accumulation is 2, expected 0 (FP32) or 1 (FP64)");
-  assert_fails(fp8core_gemm_reference(FP8CORE_ACCUMULATE_FP64, NULL, &left, NULL, NULL, &result), FP8CORE_ERROR_INVALID_ARGUMENT,
-               "B is NULL");
+  assert_fails(fp8core_gemm_reference((fp8core_accumulation)2, NULL, &left, &right, NULL, &result),
+               FP8CORE_ERROR_INVALID_ARGUMENT, "accumulation is 2, expected 0 (FP32) or 1 (FP64)");
+  assert_fails(fp8core_gemm_reference(FP8CORE_ACCUMULATE_FP64, NULL, &left, NULL, NULL, &result),
+               FP8CORE_ERROR_INVALID_ARGUMENT, "B is NULL");
 }
 
 typedef struct bad_input {
@@ -810,7 +823,8 @@ static void test_bad_pointers_and_shapes(void **state) {
   assert_ok(fp8core_zero(context, memory, 8192));
   bad_input good = good_input(context, memory);
   assert_ok(try(&good));
-  assert_fails(fp8core_gemm(NULL, NULL, &good.a, &good.b, NULL, &good.d), FP8CORE_ERROR_INVALID_ARGUMENT, "context is NULL");
+  assert_fails(fp8core_gemm(NULL, NULL, &good.a, &good.b, NULL, &good.d), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "context is NULL");
   assert_fails(fp8core_gemm(context, NULL, NULL, &good.b, NULL, &good.d), FP8CORE_ERROR_INVALID_ARGUMENT, "A is NULL");
   assert_fails(fp8core_gemm(context, NULL, &good.a, NULL, NULL, &good.d), FP8CORE_ERROR_INVALID_ARGUMENT, "B is NULL");
   assert_fails(fp8core_gemm(context, NULL, &good.a, &good.b, NULL, NULL), FP8CORE_ERROR_INVALID_ARGUMENT, "D is NULL");
@@ -845,7 +859,8 @@ static void test_bad_pointers_and_shapes(void **state) {
   bad.options.beta = 1.0f;
   bad.c.shape[0] = 5;
   refuse(bad, "C is [5, 10], expected [M, N] = [6, 10]");
-  assert_fails(fp8core_gemm(context, &bad.options, &good.a, &good.b, NULL, &good.d), FP8CORE_ERROR_INVALID_ARGUMENT, "C is NULL with beta 1");
+  assert_fails(fp8core_gemm(context, &bad.options, &good.a, &good.b, NULL, &good.d), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "C is NULL with beta 1");
   bad = good;
   bad.a.device.type = test_on_cuda() ? FP8CORE_DEVICE_CPU : FP8CORE_DEVICE_CUDA;
   refuse(bad, "A is on device");

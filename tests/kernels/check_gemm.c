@@ -1,12 +1,12 @@
 // Every tier of the matrix products against the reference. `check_gemm` checks; `check_gemm --bench` times each tier.
 //
 // The bound: with u = 2^-24, a sum of K products in any order, of rounded or exact products, is off by at most
-// K u / (1 - K u) sum |a| |b| (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1). The epilogue adds
-// six roundings at most (factor, C's scale, beta, two sums, bias), and VDPBF16PS takes sums below 2^-126 as zero. So before the
-// activation a value v is within
+// K u / (1 - K u) sum |a| |b| (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1). The
+// epilogue adds six roundings at most (factor, C's scale, beta, two sums, bias), and VDPBF16PS takes sums below 2^-126
+// as zero. So before the activation a value v is within
 //   E = (K + 6) 1.01 u (|alpha / scales| sum |a| |b| + |beta c| + |bias|) + 2 K 2^-126 |alpha / scales|.
-// GELU's slope is at most 1.13; its vector form adds 2^-20 |v|, its derivative's 2^-19. Rounding to the format of D is monotonic:
-// the stored code must lie between the roundings of v - E and v + E, with no allowance for the format.
+// GELU's slope is at most 1.13; its vector form adds 2^-20 |v|, its derivative's 2^-19. Rounding to the format of D is
+// monotonic: the stored code must lie between the roundings of v - E and v + E, with no allowance for the format.
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -77,13 +77,15 @@ static void *allocate(size_t bytes) {
 static void fail_case(const gemm_case *parameters, const char *format, ...) {
   va_list arguments;
   if (failures++ > 20) return;
-  fprintf(stderr, "FAIL %s threads=%d %s x %s -> %s (C %s) m=%lld n=%lld k=%lld ta=%d tb=%d gap=%lld batch=%lld%s alpha=%g beta=%g epilogue=%d bias=%d aux=%d(%s) gradient=%d exact=%d: ",
+  fprintf(stderr,
+          "FAIL %s threads=%d %s x %s -> %s (C %s) m=%lld n=%lld k=%lld ta=%d tb=%d gap=%lld batch=%lld%s alpha=%g "
+          "beta=%g epilogue=%d bias=%d aux=%d(%s) gradient=%d exact=%d: ",
           fp8core_isa_name(parameters->isa), parameters->threads, fp8core_dtype_name(parameters->a_dtype),
-          fp8core_dtype_name(parameters->b_dtype), fp8core_dtype_name(parameters->d_dtype), fp8core_dtype_name(parameters->c_dtype),
-          (long long)parameters->m, (long long)parameters->n, (long long)parameters->k, parameters->transpose_a,
-          parameters->transpose_b, (long long)parameters->gap, (long long)parameters->batch,
-          parameters->interleaved ? " interleaved" : "", (double)parameters->alpha, (double)parameters->beta,
-          (int)parameters->epilogue, parameters->with_bias, parameters->with_auxiliary,
+          fp8core_dtype_name(parameters->b_dtype), fp8core_dtype_name(parameters->d_dtype),
+          fp8core_dtype_name(parameters->c_dtype), (long long)parameters->m, (long long)parameters->n,
+          (long long)parameters->k, parameters->transpose_a, parameters->transpose_b, (long long)parameters->gap,
+          (long long)parameters->batch, parameters->interleaved ? " interleaved" : "", (double)parameters->alpha,
+          (double)parameters->beta, (int)parameters->epilogue, parameters->with_bias, parameters->with_auxiliary,
           fp8core_dtype_name(parameters->auxiliary_dtype), parameters->with_bias_gradient, parameters->exact);
   va_start(arguments, format);
   vfprintf(stderr, format, arguments);
@@ -106,7 +108,8 @@ static void store(fp8core_dtype dtype, void *data, int64_t index, float value) {
   memcpy(bytes + (size_t)index * size, &code, size);
 }
 
-// Memory of a matrix or a batch of them with guard bytes around it; unaligned by one byte where the format allows it on any CPU.
+// Memory of a matrix or a batch of them with guard bytes around it; unaligned by one byte where the format allows it on
+// any CPU.
 typedef struct matrix {
   unsigned char *memory;
   size_t bytes;
@@ -117,7 +120,8 @@ typedef struct matrix {
   float amax;
 } matrix;
 
-static void create_matrix(matrix *result, fp8core_dtype dtype, int64_t rows, int64_t columns, int64_t gap, int64_t batch, int interleaved) {
+static void create_matrix(matrix *result, fp8core_dtype dtype, int64_t rows, int64_t columns, int64_t gap,
+                          int64_t batch, int interleaved) {
   const size_t size = fp8core_dtype_size(dtype);
   const fp8core_device cpu = {FP8CORE_DEVICE_CPU, 0};
   const int64_t stride = interleaved ? columns * batch + gap : columns + gap;
@@ -138,8 +142,10 @@ static void fill(matrix *target, int64_t batch, int exact) {
     for (int64_t i = 0; i < tensor->shape[0]; i++)
       for (int64_t j = 0; j < tensor->shape[1]; j++) {
         float value;
-        if (exact) value = (float)(random_below(9) - 4);
-        else value = (float)(ldexp(random_uniform() * 2.0 - 1.0, (int)random_below(8) - 3));
+        if (exact)
+          value = (float)(random_below(9) - 4);
+        else
+          value = (float)(ldexp(random_uniform() * 2.0 - 1.0, (int)random_below(8) - 3));
         store(tensor->dtype, tensor->data, product * target->batch_stride + i * tensor->row_stride + j, value);
       }
   if (!exact) {
@@ -159,7 +165,8 @@ static matrix magnitudes_of(const matrix *source, int64_t batch) {
     for (int64_t i = 0; i < source->tensor.shape[0]; i++)
       for (int64_t j = 0; j < source->tensor.shape[1]; j++) {
         const int64_t index = product * source->batch_stride + i * source->tensor.row_stride + j;
-        store(source->tensor.dtype, result.tensor.data, index, fabsf(load(source->tensor.dtype, source->tensor.data, index)));
+        store(source->tensor.dtype, result.tensor.data, index,
+              fabsf(load(source->tensor.dtype, source->tensor.data, index)));
       }
   return result;
 }
@@ -178,16 +185,18 @@ static fp8core_context *context_of(fp8core_isa isa, int threads) {
   return *context;
 }
 
-static int within(const gemm_case *parameters, const char *what, const fp8core_tensor *tensor, int64_t index, double value, double error,
-                  float scale, int64_t row, int64_t column) {
+static int within(const gemm_case *parameters, const char *what, const fp8core_tensor *tensor, int64_t index,
+                  double value, double error, float scale, int64_t row, int64_t column) {
   const float stored = load(tensor->dtype, tensor->data, index);
   const int fp8 = tensor->dtype == FP8CORE_E4M3 || tensor->dtype == FP8CORE_E5M2;
   const double slack = error + fabs(value) * 0x1p-22;
-  const float low = fp8core_decode(tensor->dtype, fp8core_encode(tensor->dtype, (float)((value - slack) * (double)scale), fp8));
-  const float high = fp8core_decode(tensor->dtype, fp8core_encode(tensor->dtype, (float)((value + slack) * (double)scale), fp8));
+  const float low =
+    fp8core_decode(tensor->dtype, fp8core_encode(tensor->dtype, (float)((value - slack) * (double)scale), fp8));
+  const float high =
+    fp8core_decode(tensor->dtype, fp8core_encode(tensor->dtype, (float)((value + slack) * (double)scale), fp8));
   if (stored >= low && stored <= high) return 1;
-  fail_case(parameters, "%s[%lld, %lld] is %.9g, expected %.9g to %.9g", what, (long long)row, (long long)column, (double)stored,
-            (double)low, (double)high);
+  fail_case(parameters, "%s[%lld, %lld] is %.9g, expected %.9g to %.9g", what, (long long)row, (long long)column,
+            (double)stored, (double)low, (double)high);
   return 0;
 }
 
@@ -199,7 +208,8 @@ static void check_untouched(const gemm_case *parameters, const char *what, const
   memset(element, 0, target->bytes + 2 * GUARD);
   for (int64_t product = 0; product < batch; product++)
     for (int64_t i = 0; i < tensor->shape[0]; i++)
-      memset(element + GUARD + (size_t)(product * target->batch_stride + i * tensor->row_stride) * size, 1, (size_t)tensor->shape[1] * size);
+      memset(element + GUARD + (size_t)(product * target->batch_stride + i * tensor->row_stride) * size, 1,
+             (size_t)tensor->shape[1] * size);
   for (size_t i = 0; i < target->bytes + 2 * GUARD; i++)
     if (!element[i] && target->memory[i] != 0xa5) {
       fail_case(parameters, "%s: byte %lld beyond the elements was written", what, (long long)i - GUARD);
@@ -223,9 +233,10 @@ static double gelu_derivative(double x) {
   return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.79788456080286535588 * (1.0 + 3.0 * 0.044715 * x * x);
 }
 
-static void run_reference(fp8core_accumulation accumulation, const fp8core_gemm_options *options, const matrix *a, const matrix *b,
-                          const matrix *c, const matrix *d) {
-  if (fp8core_gemm_reference(accumulation, options, &a->tensor, &b->tensor, c ? &c->tensor : NULL, &d->tensor) != FP8CORE_OK) {
+static void run_reference(fp8core_accumulation accumulation, const fp8core_gemm_options *options, const matrix *a,
+                          const matrix *b, const matrix *c, const matrix *d) {
+  if (fp8core_gemm_reference(accumulation, options, &a->tensor, &b->tensor, c ? &c->tensor : NULL, &d->tensor) !=
+      FP8CORE_OK) {
     fprintf(stderr, "FAIL reference: %s\n", fp8core_last_error());
     failures++;
   }
@@ -264,7 +275,8 @@ static void expect(const gemm_case *parameters, const matrix *a, const matrix *b
     double sum = fabs((double)load(FP8CORE_FP32, magnitude.tensor.data, i));
     if (parameters->beta != 0.0f) {
       const int64_t index = batch * c->batch_stride + row * c->tensor.row_stride + column;
-      const double added = (double)parameters->beta * (double)load(parameters->c_dtype, c->tensor.data, index) * (double)c->scale_inverse;
+      const double added =
+        (double)parameters->beta * (double)load(parameters->c_dtype, c->tensor.data, index) * (double)c->scale_inverse;
       value += added;
       sum += fabs(added);
     }
@@ -272,13 +284,16 @@ static void expect(const gemm_case *parameters, const matrix *a, const matrix *b
       value += (double)bias[column];
       sum += fabs((double)bias[column]);
     }
-    const double error = (double)(parameters->k + 6) * 1.01 * UNIT * sum + 2.0 * (double)parameters->k * 0x1p-126 * factor;
+    const double error =
+      (double)(parameters->k + 6) * 1.01 * UNIT * sum + 2.0 * (double)parameters->k * 0x1p-126 * factor;
     result->before[i] = value;
     result->before_error[i] = error;
     double x = 0.0;
-    if (parameters->epilogue == FP8CORE_EPILOGUE_RELU_BACKWARD || parameters->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD)
-      x = (double)load(parameters->auxiliary_dtype, auxiliary->tensor.data, row * auxiliary->tensor.row_stride + column) *
-          (double)auxiliary->scale_inverse;
+    if (parameters->epilogue == FP8CORE_EPILOGUE_RELU_BACKWARD ||
+        parameters->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD)
+      x =
+        (double)load(parameters->auxiliary_dtype, auxiliary->tensor.data, row * auxiliary->tensor.row_stride + column) *
+        (double)auxiliary->scale_inverse;
     double after = value;
     double after_error = error;
     switch (parameters->epilogue) {
@@ -306,24 +321,26 @@ static void expect(const gemm_case *parameters, const matrix *a, const matrix *b
   free(b_magnitudes.memory);
 }
 
-static int check_results(const gemm_case *parameters, const expectation *expected, const matrix *d, const matrix *auxiliary) {
+static int check_results(const gemm_case *parameters, const expectation *expected, const matrix *d,
+                         const matrix *auxiliary) {
   double low_amax = 0.0;
   double high_amax = 0.0;
   for (int64_t i = 0; i < parameters->batch * parameters->m * parameters->n; i++) {
     const int64_t batch = i / (parameters->m * parameters->n);
     const int64_t row = i / parameters->n % parameters->m;
     const int64_t column = i % parameters->n;
-    if (!within(parameters, "D", &d->tensor, batch * d->batch_stride + row * d->tensor.row_stride + column, expected->after[i],
-                expected->after_error[i], d->scale, row, column))
+    if (!within(parameters, "D", &d->tensor, batch * d->batch_stride + row * d->tensor.row_stride + column,
+                expected->after[i], expected->after_error[i], d->scale, row, column))
       return 0;
     if (parameters->exact && parameters->d_dtype == FP8CORE_FP32 && parameters->epilogue <= FP8CORE_EPILOGUE_RELU &&
-        (double)load(FP8CORE_FP32, d->tensor.data, batch * d->batch_stride + row * d->tensor.row_stride + column) != expected->after[i]) {
+        (double)load(FP8CORE_FP32, d->tensor.data, batch * d->batch_stride + row * d->tensor.row_stride + column) !=
+          expected->after[i]) {
       fail_case(parameters, "D[%lld, %lld] is not exact", (long long)row, (long long)column);
       return 0;
     }
     if (auxiliary && parameters->epilogue <= FP8CORE_EPILOGUE_GELU &&
-        !within(parameters, "auxiliary", &auxiliary->tensor, row * auxiliary->tensor.row_stride + column, expected->before[i],
-                expected->before_error[i], auxiliary->scale, row, column))
+        !within(parameters, "auxiliary", &auxiliary->tensor, row * auxiliary->tensor.row_stride + column,
+                expected->before[i], expected->before_error[i], auxiliary->scale, row, column))
       return 0;
     low_amax = fmax(low_amax, fabs(expected->after[i]) - expected->after_error[i]);
     high_amax = fmax(high_amax, fabs(expected->after[i]) + expected->after_error[i]);
@@ -345,26 +362,30 @@ static int check_bias_gradient(const gemm_case *parameters, const expectation *e
                (double)parameters->m * 1.01 * UNIT * fabs(expected->after[row * parameters->n + column]);
     }
     if (fabs((double)gradient[column] - sum) > error + fabs(sum) * 0x1p-23) {
-      fail_case(parameters, "bias_gradient[%lld] is %.9g, expected %.9g within %.3g", (long long)column, (double)gradient[column], sum, error);
+      fail_case(parameters, "bias_gradient[%lld] is %.9g, expected %.9g within %.3g", (long long)column,
+                (double)gradient[column], sum, error);
       return 0;
     }
   }
   return 1;
 }
 
-// Bit for bit: the same D, auxiliary, amax and column sums from `threads` threads, and on the scalar tier from the reference.
-static void check_same_bits(const gemm_case *parameters, const char *other, const matrix *d, const matrix *again, const float *gradient,
-                            const float *gradient_again) {
+// Bit for bit: the same D, auxiliary, amax and column sums from `threads` threads, and on the scalar tier from the
+// reference.
+static void check_same_bits(const gemm_case *parameters, const char *other, const matrix *d, const matrix *again,
+                            const float *gradient, const float *gradient_again) {
   if (memcmp(d->memory, again->memory, d->bytes + 2 * GUARD) != 0) {
     const size_t size = fp8core_dtype_size(parameters->d_dtype);
     size_t byte = 0;
     while (d->memory[byte] == again->memory[byte]) byte++;
     const int64_t index = ((int64_t)byte - GUARD) / (int64_t)size;
     fail_case(parameters, "D differs from %s: element %lld is %.9g, not %.9g", other, (long long)index,
-              (double)load(parameters->d_dtype, d->tensor.data, index), (double)load(parameters->d_dtype, again->tensor.data, index));
+              (double)load(parameters->d_dtype, d->tensor.data, index),
+              (double)load(parameters->d_dtype, again->tensor.data, index));
   }
   if (memcmp(&d->amax, &again->amax, sizeof(float)) != 0) fail_case(parameters, "amax differs from %s", other);
-  if (parameters->with_bias_gradient && gradient && memcmp(gradient, gradient_again, (size_t)parameters->n * sizeof(float)) != 0)
+  if (parameters->with_bias_gradient && gradient &&
+      memcmp(gradient, gradient_again, (size_t)parameters->n * sizeof(float)) != 0)
     fail_case(parameters, "bias_gradient differs from %s", other);
 }
 
@@ -380,8 +401,10 @@ static void run_case(const gemm_case *parameters, int compare_threads) {
   const int64_t k = parameters->k;
   const int64_t batch = parameters->batch;
   checks++;
-  create_matrix(&a, parameters->a_dtype, parameters->transpose_a ? k : m, parameters->transpose_a ? m : k, parameters->gap, batch, 0);
-  create_matrix(&b, parameters->b_dtype, parameters->transpose_b ? n : k, parameters->transpose_b ? k : n, parameters->gap, batch, 0);
+  create_matrix(&a, parameters->a_dtype, parameters->transpose_a ? k : m, parameters->transpose_a ? m : k,
+                parameters->gap, batch, 0);
+  create_matrix(&b, parameters->b_dtype, parameters->transpose_b ? n : k, parameters->transpose_b ? k : n,
+                parameters->gap, batch, 0);
   create_matrix(&c, parameters->c_dtype, m, n, parameters->gap, batch, 0);
   create_matrix(&d, parameters->d_dtype, m, n, parameters->gap, batch, parameters->interleaved);
   create_matrix(&auxiliary, parameters->auxiliary_dtype, m, n, parameters->gap, 1, 0);
@@ -401,7 +424,8 @@ static void run_case(const gemm_case *parameters, int compare_threads) {
   float *bias = allocate((size_t)n * sizeof(float));
   float *gradient = allocate((size_t)n * sizeof(float));
   float *gradient_again = allocate((size_t)n * sizeof(float));
-  for (int64_t i = 0; i < n; i++) bias[i] = parameters->exact ? (float)(random_below(9) - 4) : (float)(random_uniform() * 4.0 - 2.0);
+  for (int64_t i = 0; i < n; i++)
+    bias[i] = parameters->exact ? (float)(random_below(9) - 4) : (float)(random_uniform() * 4.0 - 2.0);
   fp8core_gemm_options options = fp8core_gemm_options_default();
   const fp8core_tensor bias_tensor = fp8core_tensor_create(bias, FP8CORE_FP32, 1, &n);
   fp8core_tensor gradient_tensor = fp8core_tensor_create(gradient, FP8CORE_FP32, 1, &n);
@@ -418,7 +442,8 @@ static void run_case(const gemm_case *parameters, int compare_threads) {
   options.batch_stride_b = b.batch_stride;
   options.batch_stride_c = c.batch_stride;
   options.batch_stride_d = d.batch_stride;
-  if (fp8core_gemm(context_of(parameters->isa, parameters->threads), &options, &a.tensor, &b.tensor, &c.tensor, &d.tensor) != FP8CORE_OK) {
+  if (fp8core_gemm(context_of(parameters->isa, parameters->threads), &options, &a.tensor, &b.tensor, &c.tensor,
+                   &d.tensor) != FP8CORE_OK) {
     fail_case(parameters, "%s", fp8core_last_error());
   } else {
     expectation expected;
@@ -434,8 +459,9 @@ static void run_case(const gemm_case *parameters, int compare_threads) {
   }
   gradient_tensor.data = gradient_again;
   // A product of one element of K is rounded once on every tier, so only GELU's may differ from the rule by a bit.
-  const int exact_gelu = parameters->isa == FP8CORE_ISA_SCALAR || (parameters->epilogue != FP8CORE_EPILOGUE_GELU &&
-                                                                   parameters->epilogue != FP8CORE_EPILOGUE_GELU_BACKWARD);
+  const int exact_gelu =
+    parameters->isa == FP8CORE_ISA_SCALAR ||
+    (parameters->epilogue != FP8CORE_EPILOGUE_GELU && parameters->epilogue != FP8CORE_EPILOGUE_GELU_BACKWARD);
   if (exact_gelu && (k == 1 || parameters->isa == FP8CORE_ISA_SCALAR)) {
     create_matrix(&again, parameters->d_dtype, m, n, parameters->gap, batch, parameters->interleaved);
     again.scale = d.scale;
@@ -451,7 +477,8 @@ static void run_case(const gemm_case *parameters, int compare_threads) {
     again.scale = d.scale;
     again.tensor.scale = &again.scale;
     again.tensor.amax = &again.amax;
-    if (fp8core_gemm(context_of(parameters->isa, threads), &options, &a.tensor, &b.tensor, &c.tensor, &again.tensor) != FP8CORE_OK)
+    if (fp8core_gemm(context_of(parameters->isa, threads), &options, &a.tensor, &b.tensor, &c.tensor, &again.tensor) !=
+        FP8CORE_OK)
       fail_case(parameters, "%s", fp8core_last_error());
     check_same_bits(parameters, "another number of threads", &d, &again, gradient, gradient_again);
     free(again.memory);
@@ -467,8 +494,10 @@ static void run_case(const gemm_case *parameters, int compare_threads) {
       fp8core_tensor one[4] = {a.tensor, b.tensor, c.tensor, again.tensor};
       const matrix *whole[4] = {&a, &b, &c, &again};
       for (int j = 0; j < 4; j++)
-        one[j].data = (unsigned char *)one[j].data + (size_t)(i * whole[j]->batch_stride) * fp8core_dtype_size(one[j].dtype);
-      if (fp8core_gemm(context_of(parameters->isa, parameters->threads), &options, &one[0], &one[1], &one[2], &one[3]) != FP8CORE_OK)
+        one[j].data =
+          (unsigned char *)one[j].data + (size_t)(i * whole[j]->batch_stride) * fp8core_dtype_size(one[j].dtype);
+      if (fp8core_gemm(context_of(parameters->isa, parameters->threads), &options, &one[0], &one[1], &one[2],
+                       &one[3]) != FP8CORE_OK)
         fail_case(parameters, "%s", fp8core_last_error());
     }
     check_same_bits(parameters, "the products one by one", &d, &again, NULL, NULL);
@@ -517,8 +546,8 @@ static gemm_case random_case(fp8core_isa isa, int64_t largest) {
     parameters.epilogue = (fp8core_epilogue)random_below(5);
     if (parameters.epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD) parameters.batch = 1;
     if (parameters.batch == 1) {
-      parameters.with_auxiliary =
-        parameters.epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD || (parameters.epilogue != FP8CORE_EPILOGUE_NONE && random_below(2));
+      parameters.with_auxiliary = parameters.epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD ||
+                                  (parameters.epilogue != FP8CORE_EPILOGUE_NONE && random_below(2));
       parameters.with_bias_gradient = (int)random_below(2);
     }
   }
@@ -545,7 +574,8 @@ static void check_boundaries(fp8core_isa isa) {
   static const int64_t rows[] = {1, 5, 6, 7, 11, 12, 13, 24, 25, 95, 97};
   static const int64_t columns[] = {1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65};
   static const int64_t depths[] = {1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 193};
-  const fp8core_dtype operands[][2] = {{FP8CORE_E4M3, FP8CORE_E5M2}, {FP8CORE_BF16, FP8CORE_E4M3}, {FP8CORE_FP32, FP8CORE_FP16}};
+  const fp8core_dtype operands[][2] = {
+    {FP8CORE_E4M3, FP8CORE_E5M2}, {FP8CORE_BF16, FP8CORE_E4M3}, {FP8CORE_FP32, FP8CORE_FP16}};
   for (int i = 0; i < 11 * 16; i++) {
     gemm_case parameters = plain_case(isa);
     parameters.a_dtype = operands[i % 3][0];
@@ -558,7 +588,8 @@ static void check_boundaries(fp8core_isa isa) {
     parameters.threads = 1 + i % 2;
     run_case(&parameters, 0);
   }
-  static const int64_t large[][3] = {{195, 259, 515}, {97, 300, 257}, {13, 520, 1030}, {210, 33, 385}, {388, 10, 129}, {1, 700, 513}};
+  static const int64_t large[][3] = {{195, 259, 515}, {97, 300, 257}, {13, 520, 1030},
+                                     {210, 33, 385},  {388, 10, 129}, {1, 700, 513}};
   for (int i = 0; i < 6; i++)
     for (int formats = 0; formats < 2; formats++) {
       gemm_case parameters = plain_case(isa);
@@ -576,7 +607,8 @@ static void check_boundaries(fp8core_isa isa) {
     }
 }
 
-// All codes of the 8-bit formats through every way of packing: their products with 1 are the codes' values, NaNs included.
+// All codes of the 8-bit formats through every way of packing: their products with 1 are the codes' values, NaNs
+// included.
 static void check_codes(fp8core_isa isa) {
   static unsigned char codes[256];
   static unsigned char ones[256];
@@ -591,30 +623,33 @@ static void check_codes(fp8core_isa isa) {
       }
       const int as_a = role < 2;
       const int transposed = role % 2;
-      fp8core_tensor many = fp8core_tensor_matrix(codes, (fp8core_dtype)dtype, (as_a != transposed) ? 256 : 1, (as_a != transposed) ? 1 : 256, cpu);
+      fp8core_tensor many = fp8core_tensor_matrix(codes, (fp8core_dtype)dtype, (as_a != transposed) ? 256 : 1,
+                                                  (as_a != transposed) ? 1 : 256, cpu);
       fp8core_tensor one = fp8core_tensor_matrix(ones, FP8CORE_E4M3, 1, 1, cpu);
       fp8core_tensor d = fp8core_tensor_matrix(products, FP8CORE_FP32, as_a ? 256 : 1, as_a ? 1 : 256, cpu);
       options.transpose_a = as_a && transposed;
       options.transpose_b = !as_a && transposed;
       memset(products, 0, sizeof(products));
       checks++;
-      if (fp8core_gemm(context_of(isa, 1), &options, as_a ? &many : &one, as_a ? &one : &many, NULL, &d) != FP8CORE_OK) {
+      if (fp8core_gemm(context_of(isa, 1), &options, as_a ? &many : &one, as_a ? &one : &many, NULL, &d) !=
+          FP8CORE_OK) {
         fprintf(stderr, "FAIL codes: %s\n", fp8core_last_error());
         failures++;
       }
       for (int i = 0; i < 256; i++) {
         const float value = fp8core_decode((fp8core_dtype)dtype, (uint32_t)i);
         if (!(products[i] == value || (isnan(products[i]) && isnan(value)))) {
-          fprintf(stderr, "FAIL %s %s code %02x as %s%s: %g, expected %g\n", fp8core_isa_name(isa), fp8core_dtype_name((fp8core_dtype)dtype),
-                  (unsigned)i, as_a ? "A" : "B", transposed ? " transposed" : "", (double)products[i], (double)value);
+          fprintf(stderr, "FAIL %s %s code %02x as %s%s: %g, expected %g\n", fp8core_isa_name(isa),
+                  fp8core_dtype_name((fp8core_dtype)dtype), (unsigned)i, as_a ? "A" : "B",
+                  transposed ? " transposed" : "", (double)products[i], (double)value);
           failures++;
         }
       }
     }
 }
 
-// Products too large for the reference, on small integers: with D exact, D x must be A (B x) for a random x (Freivalds). Their
-// packed operands exceed what is packed at a time, or K is so long that tasks pack for themselves.
+// Products too large for the reference, on small integers: with D exact, D x must be A (B x) for a random x
+// (Freivalds). Their packed operands exceed what is packed at a time, or K is so long that tasks pack for themselves.
 static void check_large(fp8core_isa isa, fp8core_dtype dtype, int64_t m, int64_t n, int64_t k, int threads) {
   gemm_case parameters = plain_case(isa);
   parameters.a_dtype = dtype;
@@ -662,8 +697,8 @@ static void check_large(fp8core_isa isa, fp8core_dtype dtype, int64_t m, int64_t
   free(d.memory);
 }
 
-// GELU and its derivative over all magnitudes, through products of one element. Returns the largest difference from the scalar
-// rule in units of 2^-24 of |x| (of 1 for the derivative).
+// GELU and its derivative over all magnitudes, through products of one element. Returns the largest difference from the
+// scalar rule in units of 2^-24 of |x| (of 1 for the derivative).
 static void check_gelu(fp8core_isa isa) {
   enum { COUNT = 1 << 14 };
   static float x[COUNT];
@@ -673,7 +708,8 @@ static void check_gelu(fp8core_isa isa) {
   const fp8core_device cpu = {FP8CORE_DEVICE_CPU, 0};
   for (int round = 0; round < 16; round++) {
     for (int i = 0; i < COUNT; i++) {
-      const double magnitude = i % 2 ? ldexp(1.0 + random_uniform(), (int)random_below(254) - 126) : random_uniform() * 12.0;
+      const double magnitude =
+        i % 2 ? ldexp(1.0 + random_uniform(), (int)random_below(254) - 126) : random_uniform() * 12.0;
       x[i] = (float)(random_below(2) ? magnitude : -magnitude);
     }
     x[0] = 0.0f;
@@ -707,8 +743,8 @@ static void check_gelu(fp8core_isa isa) {
         const int same = (isnan(results[form][i]) && isnan(rules[form][i])) || results[form][i] == rules[form][i];
         if (same || difference <= bound) continue;
         if (failures++ < 20)
-          fprintf(stderr, "FAIL %s GELU%s of %.9g: %.9g, expected %.9g within %.3g\n", fp8core_isa_name(isa), form ? "'" : "",
-                  (double)x[i], (double)results[form][i], (double)rules[form][i], bound);
+          fprintf(stderr, "FAIL %s GELU%s of %.9g: %.9g, expected %.9g within %.3g\n", fp8core_isa_name(isa),
+                  form ? "'" : "", (double)x[i], (double)results[form][i], (double)rules[form][i], bound);
       }
     }
   }
@@ -720,7 +756,8 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void bench(fp8core_isa isa, int threads, fp8core_dtype dtype, fp8core_dtype d_dtype, int64_t m, int64_t n, int64_t k, int ta, int tb) {
+static void bench(fp8core_isa isa, int threads, fp8core_dtype dtype, fp8core_dtype d_dtype, int64_t m, int64_t n,
+                  int64_t k, int ta, int tb) {
   matrix a;
   matrix b;
   matrix d;
@@ -741,9 +778,9 @@ static void bench(fp8core_isa isa, int threads, fp8core_dtype dtype, fp8core_dty
     total += time;
     if (time < best) best = time;
   }
-  printf("%-12s %d threads %4s -> %4s  %5lld x %5lld x %5lld %c%c  %8.3f ms  %7.1f GFLOP/s\n", fp8core_isa_name(isa), threads,
-         fp8core_dtype_name(dtype), fp8core_dtype_name(d_dtype), (long long)m, (long long)n, (long long)k, ta ? 'T' : 'N', tb ? 'T' : 'N',
-         best * 1e3, 2e-9 * (double)m * (double)n * (double)k / best);
+  printf("%-12s %d threads %4s -> %4s  %5lld x %5lld x %5lld %c%c  %8.3f ms  %7.1f GFLOP/s\n", fp8core_isa_name(isa),
+         threads, fp8core_dtype_name(dtype), fp8core_dtype_name(d_dtype), (long long)m, (long long)n, (long long)k,
+         ta ? 'T' : 'N', tb ? 'T' : 'N', best * 1e3, 2e-9 * (double)m * (double)n * (double)k / best);
   free(a.memory);
   free(b.memory);
   free(d.memory);
@@ -755,8 +792,11 @@ static void bench_tier(fp8core_isa isa) {
                                       {16, 3072, 768, 0, 1},    {64, 64, 64, 0, 1}};
   for (int i = 0; i < 8; i++)
     for (int threads = 1; threads <= 2; threads++) {
-      bench(isa, threads, FP8CORE_E4M3, FP8CORE_BF16, shapes[i][0], shapes[i][1], shapes[i][2], (int)shapes[i][3], (int)shapes[i][4]);
-      if (i < 4) bench(isa, threads, FP8CORE_FP32, FP8CORE_FP32, shapes[i][0], shapes[i][1], shapes[i][2], (int)shapes[i][3], (int)shapes[i][4]);
+      bench(isa, threads, FP8CORE_E4M3, FP8CORE_BF16, shapes[i][0], shapes[i][1], shapes[i][2], (int)shapes[i][3],
+            (int)shapes[i][4]);
+      if (i < 4)
+        bench(isa, threads, FP8CORE_FP32, FP8CORE_FP32, shapes[i][0], shapes[i][1], shapes[i][2], (int)shapes[i][3],
+              (int)shapes[i][4]);
     }
 }
 

@@ -24,15 +24,16 @@ extern "C" {
 typedef enum fp8core_rounding {
   FP8CORE_ROUND_NEAREST_EVEN = 0,
   /**
-   * Up with the probability of the distance to the lower neighbour, to 2^-32, with Philox-4x32-10 (Salmon et al., SC'11):
-   * key = the context's seed, counter = (element index / 4, tensor_id, step), lane = element index mod 4.
+   * Up with the probability of the distance to the lower neighbour, to 2^-32, with Philox-4x32-10 (Salmon et al.,
+   * SC'11): key = the context's seed, counter = (element index / 4, tensor_id, step), lane = element index mod 4.
    * Representable values never move. Magnitudes at or above the maximum round to nearest, so that saturation and NaN
    * do not depend on the draw.
    */
   FP8CORE_ROUND_STOCHASTIC = 1
 } fp8core_rounding;
 
-/** Counts of one or more casts. Every count is added to, so that several calls accumulate. In the memory of the destination's device. */
+/** Counts of one or more casts. Every count is added to, so that several calls accumulate. In the memory of the
+ * destination's device. */
 typedef struct fp8core_cast_statistics {
   /** Elements seen. */
   uint64_t elements;
@@ -54,7 +55,8 @@ typedef struct fp8core_cast_options {
   uint32_t tensor_id;
   /** Stochastic rounding: tells training steps apart. */
   uint32_t step;
-  /** Stochastic rounding: index of the first element in the whole tensor, for a part of a tensor; draws do not depend on how a tensor is cut. */
+  /** Stochastic rounding: index of the first element in the whole tensor, for a part of a tensor; draws do not depend
+   * on how a tensor is cut. */
   uint64_t first_element;
   /** NULL: not wanted. */
   fp8core_cast_statistics *statistics;
@@ -92,14 +94,16 @@ FP8CORE_API fp8core_status fp8core_cast(fp8core_context *context, const fp8core_
  * [columns, rows]; both hold the same codes. FP8 products on Hopper need both (both operands K-contiguous).
  *
  * \p destination may be NULL: only the transpose is written. Both must have the same dtype and the same scale pointers.
- * amax: that of \p destination or \p transposed, whichever is set, is raised; where both are, it must be the same pointer.
- * Stochastic rounding draws by the index in the source, so that both hold the same values. No overlap is allowed.
+ * amax: that of \p destination or \p transposed, whichever is set, is raised; where both are, it must be the same
+ * pointer. Stochastic rounding draws by the index in the source, so that both hold the same values. No overlap is
+ * allowed.
  */
 FP8CORE_API fp8core_status fp8core_cast_transpose(fp8core_context *context, const fp8core_cast_options *options,
                                                   const fp8core_tensor *source, const fp8core_tensor *destination,
                                                   const fp8core_tensor *transposed);
 
-/** Raises \p amax (one float on the context's device) to the largest magnitude of \p source's values, as fp8core_tensor.amax. */
+/** Raises \p amax (one float on the context's device) to the largest magnitude of \p source's values, as
+ * fp8core_tensor.amax. */
 FP8CORE_API fp8core_status fp8core_amax(fp8core_context *context, const fp8core_tensor *source, float *amax);
 
 /**

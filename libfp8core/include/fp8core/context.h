@@ -17,10 +17,7 @@
 extern "C" {
 #endif
 
-typedef enum fp8core_device_type {
-  FP8CORE_DEVICE_CPU = 0,
-  FP8CORE_DEVICE_CUDA = 1
-} fp8core_device_type;
+typedef enum fp8core_device_type { FP8CORE_DEVICE_CPU = 0, FP8CORE_DEVICE_CUDA = 1 } fp8core_device_type;
 
 /** A device: the type and, for CUDA, the ordinal. The CPU has the index 0. */
 typedef struct fp8core_device {
@@ -66,8 +63,8 @@ FP8CORE_API const char *fp8core_isa_name(fp8core_isa isa);
 FP8CORE_API fp8core_isa fp8core_isa_best(void);
 
 /**
- * Number of usable devices: 1 for the CPU; for CUDA the number of visible GPUs, 0 without a driver or in a build without
- * CUDA (fp8core_last_error() then says which). 0 for a value outside the enum. Thread-safe.
+ * Number of usable devices: 1 for the CPU; for CUDA the number of visible GPUs, 0 without a driver or in a build
+ * without CUDA (fp8core_last_error() then says which). 0 for a value outside the enum. Thread-safe.
  */
 FP8CORE_API int fp8core_device_count(fp8core_device_type type);
 
@@ -77,7 +74,8 @@ typedef enum fp8core_log_level {
   FP8CORE_LOG_WARNING = 2
 } fp8core_log_level;
 
-/** \p message is one line without a newline, valid during the call. May be called from the thread that uses the context. */
+/** \p message is one line without a newline, valid during the call. May be called from the thread that uses the
+ * context. */
 typedef void (*fp8core_log_callback)(void *user_data, fp8core_log_level level, const char *message);
 
 typedef struct fp8core_context_options {
@@ -88,7 +86,8 @@ typedef struct fp8core_context_options {
   fp8core_device device;
   /** CPU threads, 1 to 1024; 0: as many as OpenMP would use (OMP_NUM_THREADS). Without OpenMP: 1. */
   int threads;
-  /** CPU kernel tier. One that this CPU lacks is refused. Takes precedence over FP8CORE_ISA, whose value must be valid all the same. */
+  /** CPU kernel tier. One that this CPU lacks is refused. Takes precedence over FP8CORE_ISA, whose value must be valid
+   * all the same. */
   fp8core_isa isa;
   /** CUDA: non-zero to run on \p stream, zero for a stream that the context creates and owns. */
   int use_stream;
@@ -106,7 +105,8 @@ typedef struct fp8core_context_options {
   void *log_user_data;
 } fp8core_context_options;
 
-/** Default options: CPU, all threads, best tier, own stream, seed 0, no log. Inline, so that it carries the caller's version. */
+/** Default options: CPU, all threads, best tier, own stream, seed 0, no log. Inline, so that it carries the caller's
+ * version. */
 static inline fp8core_context_options fp8core_context_options_default(void) {
   fp8core_context_options options;
   options.size = sizeof(options);
@@ -147,7 +147,8 @@ FP8CORE_API fp8core_status fp8core_context_synchronize(fp8core_context *context)
 /** The context's device. NULL gives the CPU. */
 FP8CORE_API fp8core_device fp8core_context_device(const fp8core_context *context);
 
-/** The tier that the context's CPU kernels use (also on CUDA, for what runs on the host). NULL gives FP8CORE_ISA_AUTO. */
+/** The tier that the context's CPU kernels use (also on CUDA, for what runs on the host). NULL gives FP8CORE_ISA_AUTO.
+ */
 FP8CORE_API fp8core_isa fp8core_context_isa(const fp8core_context *context);
 
 /** The context's number of CPU threads. NULL gives 0. */
@@ -172,8 +173,8 @@ FP8CORE_API fp8core_status fp8core_alloc(fp8core_context *context, size_t bytes,
 FP8CORE_API fp8core_status fp8core_free(fp8core_context *context, void *pointer);
 
 /**
- * Copies \p bytes between any two of host memory and the context's device memory. Ordered with the context's other work;
- * returns when the copy is done.
+ * Copies \p bytes between any two of host memory and the context's device memory. Ordered with the context's other
+ * work; returns when the copy is done.
  */
 FP8CORE_API fp8core_status fp8core_copy(fp8core_context *context, void *destination, const void *source, size_t bytes);
 

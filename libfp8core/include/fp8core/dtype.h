@@ -49,8 +49,9 @@ FP8CORE_API float fp8core_decode(fp8core_dtype dtype, uint32_t bits);
  * Bits of \p value rounded to nearest, ties to even, in \p dtype.
  *
  * \param saturate non-zero: finite values that round beyond the maximum, and infinities, become the maximum of their
- *        sign (OFP8 1.0 section 5.2.1, "saturating"). Zero: they become infinity, or NaN in E4M3, which has no infinity.
- * NaN stays NaN (of the same sign) and zero keeps its sign, either way. A \p dtype outside the enum gives 0. Thread-safe.
+ *        sign (OFP8 1.0 section 5.2.1, "saturating"). Zero: they become infinity, or NaN in E4M3, which has no
+ * infinity. NaN stays NaN (of the same sign) and zero keeps its sign, either way. A \p dtype outside the enum gives 0.
+ * Thread-safe.
  */
 FP8CORE_API uint32_t fp8core_encode(fp8core_dtype dtype, float value, int saturate);
 

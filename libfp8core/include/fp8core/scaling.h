@@ -21,7 +21,8 @@
 extern "C" {
 #endif
 
-/** Scales and their reciprocals stay within [2^-126, 2^126], so that both are normal numbers, also where subnormals are flushed. */
+/** Scales and their reciprocals stay within [2^-126, 2^126], so that both are normal numbers, also where subnormals are
+ * flushed. */
 #define FP8CORE_SCALE_MAX 8.507059173023462e37f
 #define FP8CORE_SCALE_MIN 1.1754943508222875e-38f
 
@@ -44,10 +45,7 @@ typedef enum fp8core_scaling_policy {
 } fp8core_scaling_policy;
 
 /** What delayed scaling takes from the history. */
-typedef enum fp8core_amax_choice {
-  FP8CORE_AMAX_MAXIMUM = 0,
-  FP8CORE_AMAX_MOST_RECENT = 1
-} fp8core_amax_choice;
+typedef enum fp8core_amax_choice { FP8CORE_AMAX_MAXIMUM = 0, FP8CORE_AMAX_MOST_RECENT = 1 } fp8core_amax_choice;
 
 typedef struct fp8core_scaling_options {
   /** sizeof(fp8core_scaling_options) as the caller was compiled. */
@@ -93,20 +91,21 @@ FP8CORE_API void fp8core_scaling_destroy(fp8core_scaling **scaling);
 FP8CORE_API int64_t fp8core_scaling_tensors(const fp8core_scaling *scaling);
 
 /**
- * Sets scale, scale_inverse and amax of \p tensor to the state's of tensor \p index. The pointers stay valid, and follow
- * every update and load, until the state is destroyed.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT when the tensor's dtype or device is not the state's.
+ * Sets scale, scale_inverse and amax of \p tensor to the state's of tensor \p index. The pointers stay valid, and
+ * follow every update and load, until the state is destroyed. \return FP8CORE_ERROR_INVALID_ARGUMENT when the tensor's
+ * dtype or device is not the state's.
  */
 FP8CORE_API fp8core_status fp8core_scaling_bind(fp8core_scaling *scaling, int64_t index, fp8core_tensor *tensor);
 
 /**
  * Casts \p source into \p destination with the state's scale of tensor \p index, and binds \p destination to it.
- * Just-in-time: measures the amax, sets the scale, casts. Delayed: casts with the scale of earlier steps and records the
- * amax; the very first time as just-in-time. A just-in-time amax that is not finite leaves the scale and is counted.
- * On CUDA nothing waits for the host. Arguments as fp8core_cast(); \p destination's scale pointers are written.
+ * Just-in-time: measures the amax, sets the scale, casts. Delayed: casts with the scale of earlier steps and records
+ * the amax; the very first time as just-in-time. A just-in-time amax that is not finite leaves the scale and is
+ * counted. On CUDA nothing waits for the host. Arguments as fp8core_cast(); \p destination's scale pointers are
+ * written.
  *
- * \param scale_inverse one float on the state's device that receives the reciprocal of the scale that this cast used, and
- *        that \p destination is then bound to: for data that is read after the next cast or update of the same index
+ * \param scale_inverse one float on the state's device that receives the reciprocal of the scale that this cast used,
+ * and that \p destination is then bound to: for data that is read after the next cast or update of the same index
  *        (micro-batches in flight, data kept over steps). NULL: the state's own, which those calls overwrite.
  */
 FP8CORE_API fp8core_status fp8core_scaling_cast(fp8core_scaling *scaling, int64_t index,
@@ -144,8 +143,8 @@ typedef struct fp8core_scaling_record {
 FP8CORE_API fp8core_status fp8core_scaling_get(fp8core_scaling *scaling, int64_t index, fp8core_scaling_record *record);
 
 /**
- * Sets one tensor's scale (finite, within the limits above) and its reciprocal, and forgets its history and amax: the next
- * delayed cast of it is just in time again.
+ * Sets one tensor's scale (finite, within the limits above) and its reciprocal, and forgets its history and amax: the
+ * next delayed cast of it is just in time again.
  */
 FP8CORE_API fp8core_status fp8core_scaling_set_scale(fp8core_scaling *scaling, int64_t index, float scale);
 
@@ -153,15 +152,15 @@ FP8CORE_API fp8core_status fp8core_scaling_set_scale(fp8core_scaling *scaling, i
 FP8CORE_API size_t fp8core_scaling_saved_bytes(const fp8core_scaling *scaling);
 
 /**
- * Writes the whole state to \p bytes bytes of host memory: little-endian, versioned, checksummed (CRC-32). Waits for the device.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT when \p bytes is not fp8core_scaling_saved_bytes().
+ * Writes the whole state to \p bytes bytes of host memory: little-endian, versioned, checksummed (CRC-32). Waits for
+ * the device. \return FP8CORE_ERROR_INVALID_ARGUMENT when \p bytes is not fp8core_scaling_saved_bytes().
  */
 FP8CORE_API fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *buffer, size_t bytes);
 
 /**
- * Restores what fp8core_scaling_save() wrote, on any device: scales, amaxes, histories and counts come back bit for bit.
- * \return FP8CORE_ERROR_CORRUPT_DATA for damaged or foreign bytes; FP8CORE_ERROR_INVALID_ARGUMENT when tensors, dtypes
- *         or options differ from the state's. The state is untouched on any error.
+ * Restores what fp8core_scaling_save() wrote, on any device: scales, amaxes, histories and counts come back bit for
+ * bit. \return FP8CORE_ERROR_CORRUPT_DATA for damaged or foreign bytes; FP8CORE_ERROR_INVALID_ARGUMENT when tensors,
+ * dtypes or options differ from the state's. The state is untouched on any error.
  */
 FP8CORE_API fp8core_status fp8core_scaling_load(fp8core_scaling *scaling, const void *buffer, size_t bytes);
 

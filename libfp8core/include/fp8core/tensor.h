@@ -28,16 +28,19 @@ typedef enum fp8core_scale_granularity {
  * A row-major tensor of 0 to 4 dimensions. The last dimension is contiguous. Rows (all dimensions but the last, taken
  * together) start \p row_stride elements apart; a tensor of 0 or 1 dimensions has one row.
  *
- * A stored element q stands for the value q * scale_inverse; quantising stores cast(value * scale). Scales exist so that
- * narrow formats use their range; FP32 and BF16 may have them too. The three pointers lie in the memory of \p device.
+ * A stored element q stands for the value q * scale_inverse; quantising stores cast(value * scale). Scales exist so
+ * that narrow formats use their range; FP32 and BF16 may have them too. The three pointers lie in the memory of \p
+ * device.
  */
 typedef struct fp8core_tensor {
-  /** Device or host memory; may be NULL when the tensor has no elements. Need not be aligned on the CPU; on CUDA to the element size. */
+  /** Device or host memory; may be NULL when the tensor has no elements. Need not be aligned on the CPU; on CUDA to the
+   * element size. */
   void *data;
   fp8core_dtype dtype;
   int dimensions;
   int64_t shape[FP8CORE_MAX_DIMENSIONS];
-  /** Elements from the start of a row to the start of the next, at least the length of a row; 0: rows are contiguous. */
+  /** Elements from the start of a row to the start of the next, at least the length of a row; 0: rows are contiguous.
+   */
   int64_t row_stride;
   fp8core_device device;
   fp8core_scale_granularity scale_granularity;
@@ -53,22 +56,25 @@ typedef struct fp8core_tensor {
   float *amax;
 } fp8core_tensor;
 
-/** A contiguous CPU tensor without scale, of \p dimensions sizes read from \p shape. Checks nothing: the calls that take it do. */
+/** A contiguous CPU tensor without scale, of \p dimensions sizes read from \p shape. Checks nothing: the calls that
+ * take it do. */
 FP8CORE_API fp8core_tensor fp8core_tensor_create(void *data, fp8core_dtype dtype, int dimensions, const int64_t *shape);
 
 /** The same for a matrix of \p rows by \p columns, on \p device. */
-FP8CORE_API fp8core_tensor fp8core_tensor_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_t columns, fp8core_device device);
+FP8CORE_API fp8core_tensor fp8core_tensor_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_t columns,
+                                                 fp8core_device device);
 
 /**
- * Checks everything that can be checked without reading the data: dtype, dimensions, sizes not negative and their product
- * in bytes below 2^63, row stride, granularity, data not NULL unless empty.
+ * Checks everything that can be checked without reading the data: dtype, dimensions, sizes not negative and their
+ * product in bytes below 2^63, row stride, granularity, data not NULL unless empty.
  */
 FP8CORE_API fp8core_status fp8core_tensor_validate(const fp8core_tensor *tensor);
 
 /** Number of elements; 1 for 0 dimensions; -1 if the tensor is not valid. Thread-safe. */
 FP8CORE_API int64_t fp8core_tensor_elements(const fp8core_tensor *tensor);
 
-/** Bytes from the first element to the end of the last one, gaps between rows included; -1 if the tensor is not valid. */
+/** Bytes from the first element to the end of the last one, gaps between rows included; -1 if the tensor is not valid.
+ */
 FP8CORE_API int64_t fp8core_tensor_span_bytes(const fp8core_tensor *tensor);
 
 #ifdef __cplusplus

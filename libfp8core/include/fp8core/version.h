@@ -22,7 +22,8 @@ extern "C" {
 /** Release of the library that is loaded, as "major.minor.patch". Static storage; thread-safe. */
 FP8CORE_API const char *fp8core_version(void);
 
-/** API version (soname) of the library that is loaded. Equal to FP8CORE_API_VERSION of a matching header. Thread-safe. */
+/** API version (soname) of the library that is loaded. Equal to FP8CORE_API_VERSION of a matching header. Thread-safe.
+ */
 FP8CORE_API int fp8core_api_version(void);
 
 #ifdef __cplusplus

@@ -21,8 +21,10 @@ static fp8core_status cpu_alloc(fp8core_context *context, size_t bytes, void **p
   (void)context;
   const size_t alignment = bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : ALIGNMENT;
   *pointer = NULL;
-  if (bytes <= SIZE_MAX - alignment) *pointer = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (!*pointer) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
+  if (bytes <= SIZE_MAX - alignment)
+    *pointer = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (!*pointer)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
 #if defined(__linux__)
   // First touch of 4 KiB pages costs far more than the work done on them. Advice only: a refusal changes nothing.
   if (alignment == HUGE_PAGE_BYTES) (void)madvise(*pointer, bytes, MADV_HUGEPAGE);

@@ -3,7 +3,8 @@
 #if defined(__x86_64__)
 #  include <cpuid.h>
 
-// What the operating system saves at a context switch (Intel SDM volume 1, section 13.3): a CPUID bit alone is not enough.
+// What the operating system saves at a context switch (Intel SDM volume 1, section 13.3): a CPUID bit alone is not
+// enough.
 static uint64_t read_xcr0(void) {
   uint32_t low;
   uint32_t high;
@@ -42,7 +43,8 @@ uint32_t fp8core_cpu_features(void) { return 0; }
 
 fp8core_isa fp8core_isa_of_features(uint32_t features) {
   const uint32_t avx2 = FP8CORE_CPU_AVX2 | FP8CORE_CPU_FMA | FP8CORE_CPU_F16C;
-  const uint32_t avx512 = avx2 | FP8CORE_CPU_AVX512F | FP8CORE_CPU_AVX512BW | FP8CORE_CPU_AVX512DQ | FP8CORE_CPU_AVX512VL;
+  const uint32_t avx512 =
+    avx2 | FP8CORE_CPU_AVX512F | FP8CORE_CPU_AVX512BW | FP8CORE_CPU_AVX512DQ | FP8CORE_CPU_AVX512VL;
   const uint32_t avx512_bf16 = avx512 | FP8CORE_CPU_AVX512VBMI | FP8CORE_CPU_AVX512BF16;
   fp8core_isa isa = FP8CORE_ISA_SCALAR;
   (void)features;

@@ -13,9 +13,12 @@
 // Below this many multiplications, starting threads costs more than it saves.
 #define PARALLEL_PRODUCTS ((int64_t)1 << 19)
 // A shared phase hands out tasks in the order in which threads ask; this many a thread even out their speeds.
-#define TASKS_PER_THREAD 6
+#define TASKS_PER_THREAD 4
 // Rows whose column sums are one partial sum: a fixed number of panels, so that the order of additions is fixed too.
 #define GROUP_PANELS 8
+// Tasks that read the same panels of A pack them anew, up to this many: a panel packed into a thread's own cache costs
+// less than one that goes through the shared cache.
+#define PACK_A_AGAIN 4
 #define PACK_A_PANELS 8
 #define PACK_B_PANELS 4
 #define CACHE_LINE 64
@@ -56,8 +59,8 @@ typedef struct gemm_team {
   const gemm_plan *plan;
   int rank;
   int size;
-  // Shared by the team: the next task. Every thread draws one beyond the end of a phase, so a phase of `tasks` advances it by
-  // `tasks` plus the size of the team, and all threads know where the next one starts.
+  // Shared by the team: the next task. Every thread draws one beyond the end of a phase, so a phase of `tasks` advances
+  // it by `tasks` plus the size of the team, and all threads know where the next one starts.
   int64_t *ticket;
   int64_t phase_start;
   unsigned char *packed_a;
@@ -104,7 +107,8 @@ static int64_t block_length(const gemm_plan *plan, int64_t block) {
   return minimum(plan->job->k - block * plan->block_k, plan->block_k);
 }
 
-static void pack_a(const gemm_plan *plan, const gemm_product *product, int64_t panel, int64_t panels, int64_t block, unsigned char *packed) {
+static void pack_a(const gemm_plan *plan, const gemm_product *product, int64_t panel, int64_t panels, int64_t block,
+                   unsigned char *packed) {
   const int64_t width = plan->kernels->rows;
   const int64_t first = panel * width;
   if (plan->job->k == 0) return;
@@ -112,7 +116,8 @@ static void pack_a(const gemm_plan *plan, const gemm_product *product, int64_t p
                         block_length(plan, block), packed, plan->a_panel_stride);
 }
 
-static void pack_b(const gemm_plan *plan, const gemm_product *product, int64_t panel, int64_t panels, int64_t block, unsigned char *packed) {
+static void pack_b(const gemm_plan *plan, const gemm_product *product, int64_t panel, int64_t panels, int64_t block,
+                   unsigned char *packed) {
   const int64_t width = plan->kernels->columns;
   const int64_t first = panel * width;
   if (plan->job->k == 0) return;
@@ -147,8 +152,8 @@ static void prefetch_rows(const unsigned char *first, int64_t stride, int rows) 
   for (int row = 0; row < rows; row++) __builtin_prefetch(first + row * stride, 1);
 }
 
-static void finish_tile(gemm_team *team, const gemm_product *product, float *sums, int64_t row_panel, int64_t column_panel, int rows,
-                        int columns) {
+static void finish_tile(gemm_team *team, const gemm_product *product, float *sums, int64_t row_panel,
+                        int64_t column_panel, int rows, int columns) {
   const gemm_plan *plan = team->plan;
   const int tile_columns = plan->kernels->columns;
   fp8core_gemm_tile tile;
@@ -187,7 +192,8 @@ static void compute_task(gemm_team *team, const gemm_product *product, const gem
     for (int64_t j = 0; j < part->columns; j++) {
       const int64_t column_panel = part->column + j;
       const int columns = (int)minimum(kernels->columns, plan->job->n - column_panel * kernels->columns);
-      const unsigned char *b = team->packed_b + (block * plan->super_columns + column_panel - area->column) * plan->b_panel_stride;
+      const unsigned char *b =
+        team->packed_b + (block * plan->super_columns + column_panel - area->column) * plan->b_panel_stride;
       if (plan->pack_b_in_task) {
         b = team->scratch + plan->scratch_b;
         pack_b(plan, product, column_panel, 1, block, team->scratch + plan->scratch_b);
@@ -197,7 +203,9 @@ static void compute_task(gemm_team *team, const gemm_product *product, const gem
         const int rows = (int)minimum(kernels->rows, plan->job->m - row_panel * kernels->rows);
         float *tile = plan->blocks_k == 1 ? tiles : tiles + (j * part->rows + i) * tile_floats;
         if (last_block)
-          prefetch_rows(product->epilogue.d + (row_panel * kernels->rows * product->epilogue.d_stride + column_panel * kernels->columns) * d_bytes,
+          prefetch_rows(product->epilogue.d +
+                          (row_panel * kernels->rows * product->epilogue.d_stride + column_panel * kernels->columns) *
+                            d_bytes,
                         product->epilogue.d_stride * d_bytes, rows);
         kernels->multiply(rows, columns, k, a + i * plan->a_panel_stride, b, tile, block > 0);
         if (last_block) finish_tile(team, product, tile, row_panel, column_panel, rows, columns);
@@ -211,8 +219,11 @@ static void compute_phase(gemm_team *team, const gemm_product *product, const ge
   // Groups of rows are never split: their column sums belong to one task.
   const int64_t unit = plan->column_sums ? GROUP_PANELS : 1;
   const int64_t units = divide_up(area->rows, unit);
-  const int64_t row_parts = divide_up(area->rows, plan->task_rows);
   const int64_t column_parts = divide_up(area->columns, plan->task_columns);
+  int64_t row_parts = divide_up(area->rows, plan->task_rows);
+  // As many tasks for each thread, where they are few.
+  if (row_parts * column_parts < 4 * TASKS_PER_THREAD * team->size)
+    row_parts = minimum(round_up(row_parts, team->size), units);
   const int64_t tasks = row_parts * column_parts;
   for (int64_t task = next_task(team); task < tasks; task = next_task(team)) {
     const int64_t i = task % row_parts;
@@ -286,7 +297,8 @@ static int64_t panels_within(int64_t bytes, int64_t panel_bytes, int64_t panels,
   const int64_t fitting = bytes / panel_bytes / task_panels * task_panels;
   if (fitting >= panels) return panels;
   // Nearly equal parts: a small last one would pack much for little work.
-  return fitting < task_panels ? 0 : minimum(round_up(divide_up(panels, divide_up(panels, fitting)), task_panels), fitting);
+  return fitting < task_panels ? 0
+                               : minimum(round_up(divide_up(panels, divide_up(panels, fitting)), task_panels), fitting);
 }
 
 static void choose_tasks(gemm_plan *plan) {
@@ -300,9 +312,12 @@ static void choose_tasks(gemm_plan *plan) {
     const int64_t half_rows = round_up(divide_up(plan->task_rows, 2), least_rows);
     const int rows_divisible = half_rows < plan->task_rows;
     const int wide = plan->task_columns * kernels->columns >= plan->task_rows * kernels->rows;
-    if (plan->task_columns > 1 && (wide || !rows_divisible)) plan->task_columns = divide_up(plan->task_columns, 2);
-    else if (rows_divisible) plan->task_rows = half_rows;
-    else break;
+    if (plan->task_columns > 1 && (wide || !rows_divisible))
+      plan->task_columns = divide_up(plan->task_columns, 2);
+    else if (rows_divisible)
+      plan->task_rows = half_rows;
+    else
+      break;
   }
 }
 
@@ -316,7 +331,8 @@ static void choose_blocks(gemm_plan *plan) {
   const fp8core_gemm_kernels *kernels = plan->kernels;
   // Whole blocks of 64 suit the packing of 64-byte rows.
   plan->blocks_k = job->k == 0 ? 1 : divide_up(job->k, kernels->block_k);
-  plan->block_k = job->k <= kernels->block_k ? round_up(job->k, kernels->k_unit) : round_up(divide_up(job->k, plan->blocks_k), 64);
+  plan->block_k =
+    job->k <= kernels->block_k ? round_up(job->k, kernels->k_unit) : round_up(divide_up(job->k, plan->blocks_k), 64);
   if (job->k != 0) plan->blocks_k = divide_up(job->k, plan->block_k);
   plan->row_panels = divide_up(job->m, kernels->rows);
   plan->column_panels = divide_up(job->n, kernels->columns);
@@ -324,7 +340,7 @@ static void choose_blocks(gemm_plan *plan) {
   plan->b_panel_stride = panel_stride(plan, kernels->columns);
   choose_tasks(plan);
   plan->pack_b_in_task = plan->task_rows >= plan->row_panels;
-  plan->pack_a_in_task = !plan->pack_b_in_task && plan->task_columns >= plan->column_panels;
+  plan->pack_a_in_task = !plan->pack_b_in_task && divide_up(plan->column_panels, plan->task_columns) <= PACK_A_AGAIN;
   plan->super_rows = plan->row_panels;
   plan->super_columns = plan->column_panels;
   const int64_t a_bytes = plan->a_panel_stride * plan->blocks_k;
@@ -335,8 +351,8 @@ static void choose_blocks(gemm_plan *plan) {
     plan->super_rows = panels_within(limit - others, a_bytes, plan->row_panels, plan->task_rows);
   }
   if (!plan->pack_b_in_task)
-    plan->super_columns =
-      panels_within(limit - (plan->pack_a_in_task ? 0 : plan->super_rows * a_bytes), b_bytes, plan->column_panels, plan->task_columns);
+    plan->super_columns = panels_within(limit - (plan->pack_a_in_task ? 0 : plan->super_rows * a_bytes), b_bytes,
+                                        plan->column_panels, plan->task_columns);
   if (plan->super_rows == 0 || plan->super_columns == 0) {
     // K is so long that not even one task's panels fit: pack a block of K at a time.
     plan->pack_a_in_task = 1;
@@ -349,7 +365,8 @@ static void choose_blocks(gemm_plan *plan) {
   const int64_t tiles = plan->blocks_k == 1 ? 1 : plan->task_rows * plan->task_columns;
   plan->scratch_a = tiles * kernels->rows * kernels->columns * (int64_t)sizeof(float);
   plan->scratch_b = plan->scratch_a + (plan->pack_a_in_task ? plan->task_rows * plan->a_panel_stride : 0);
-  plan->scratch_bytes = round_up(plan->scratch_b + (plan->pack_b_in_task ? plan->b_panel_stride : 0), 4096) + CACHE_LINE;
+  plan->scratch_bytes =
+    round_up(plan->scratch_b + (plan->pack_b_in_task ? plan->b_panel_stride : 0), 4096) + CACHE_LINE;
 }
 
 static const fp8core_gemm_kernels *choose_kernels(const fp8core_context *context, const fp8core_gemm_job *job) {
@@ -399,7 +416,8 @@ static void store_bias_gradient(const gemm_plan *plan) {
 }
 
 // Everything that a thread does: its share of one product after the other, or whole products of its own.
-static void run_thread(const gemm_plan *plan, unsigned char *memory, int64_t *ticket, fp8core_gemm_maxima *maxima, int rank, int size) {
+static void run_thread(const gemm_plan *plan, unsigned char *memory, int64_t *ticket, fp8core_gemm_maxima *maxima,
+                       int rank, int size) {
   const int64_t team_bytes = plan->a_bytes + plan->b_bytes;
   unsigned char *scratches = memory + (plan->separate ? team_bytes * plan->threads : team_bytes);
   int64_t own_ticket = 0;
@@ -436,11 +454,12 @@ fp8core_status fp8core_cpu_gemm(fp8core_context *context, const fp8core_gemm_job
   plan.threads = threads;
   const int64_t bias_bytes = job->bias.data ? round_up(job->n * (int64_t)sizeof(float), 4096) : 0;
   const int64_t sums_bytes =
-    job->bias_gradient.data ? round_up(divide_up(plan.row_panels, GROUP_PANELS) * job->n * (int64_t)sizeof(float), 4096) : 0;
+    job->bias_gradient.data ? round_up(divide_up(plan.row_panels, GROUP_PANELS) * job->n * (int64_t)sizeof(float), 4096)
+                            : 0;
   const int64_t maxima_bytes = round_up(threads * (int64_t)sizeof(fp8core_gemm_maxima) + CACHE_LINE, 4096);
   const int64_t team_bytes = plan.a_bytes + plan.b_bytes;
-  const int64_t bytes =
-    bias_bytes + sums_bytes + maxima_bytes + (plan.separate ? team_bytes * threads : team_bytes) + plan.scratch_bytes * threads;
+  const int64_t bytes = bias_bytes + sums_bytes + maxima_bytes + (plan.separate ? team_bytes * threads : team_bytes) +
+                        plan.scratch_bytes * threads;
   void *workspace;
   FP8CORE_TRY(fp8core_workspace(context, (size_t)bytes, &workspace));
   unsigned char *memory = workspace;

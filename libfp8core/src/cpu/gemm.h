@@ -1,8 +1,9 @@
 // Matrix products on the CPU: what the driver (gemm.c) and the kernels of a tier (gemm_*.c) share.
 //
-// The structure is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34 (2008):
-// both operands are copied into panels that the kernel reads in order, converted on the way. An element of the result is
-// always one sum in the order of K, wherever the matrix is cut, so that neither threads, blocks nor batches change its bits.
+// The structure is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34
+// (2008): both operands are copied into panels that the kernel reads in order, converted on the way. An element of the
+// result is always one sum in the order of K, wherever the matrix is cut, so that neither threads, blocks nor batches
+// change its bits.
 #ifndef FP8CORE_CPU_GEMM_H
 #define FP8CORE_CPU_GEMM_H
 
@@ -17,8 +18,9 @@ typedef struct fp8core_gemm_operand {
   int64_t stride;
 } fp8core_gemm_operand;
 
-// Copies i = first .. first + count - 1 and k = k_first .. k_first + k_count - 1 into panels of the kernel's width, panel
-// starts `panel_stride` bytes apart. Within a panel, unit after unit of K holds all i. What is beyond count or k_count is 0.
+// Copies i = first .. first + count - 1 and k = k_first .. k_first + k_count - 1 into panels of the kernel's width,
+// panel starts `panel_stride` bytes apart. Within a panel, unit after unit of K holds all i. What is beyond count or
+// k_count is 0.
 typedef void (*fp8core_gemm_pack)(const fp8core_gemm_operand *source, int64_t first, int64_t count, int64_t k_first,
                                   int64_t k_count, unsigned char *panels, int64_t panel_stride);
 
@@ -77,9 +79,10 @@ typedef struct fp8core_gemm_kernels {
   int task_column_panels;
   fp8core_gemm_pack pack_a;
   fp8core_gemm_pack pack_b;
-  // tile[rows, columns] = (accumulate ? tile : 0) + the panels' product over `k` elements. Only the given rows and columns
-  // (of at most a panel's width) need be right.
-  void (*multiply)(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile, int accumulate);
+  // tile[rows, columns] = (accumulate ? tile : 0) + the panels' product over `k` elements. Only the given rows and
+  // columns (of at most a panel's width) need be right.
+  void (*multiply)(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile,
+                   int accumulate);
   void (*finish)(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile, fp8core_gemm_maxima *maxima);
 } fp8core_gemm_kernels;
 
@@ -89,6 +92,7 @@ extern const fp8core_gemm_kernels fp8core_gemm_avx512;
 // Operands of at most BF16's precision and range only.
 extern const fp8core_gemm_kernels fp8core_gemm_avx512_bf16;
 
-void fp8core_gemm_finish_avx512(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile, fp8core_gemm_maxima *maxima);
+void fp8core_gemm_finish_avx512(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile,
+                                fp8core_gemm_maxima *maxima);
 
 #endif

@@ -31,7 +31,8 @@ ALWAYS_INLINE __m256 load_8(fp8core_dtype dtype, int64_t count, const unsigned c
   // E5M2 is the upper half of FP16.
   case FP8CORE_E5M2: return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadu_si64(data)), 8));
   case FP8CORE_BF16:
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)data)), 16));
+    return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)data)), 16));
   case FP8CORE_FP16: return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)data));
   case FP8CORE_FP32: break;
   }
@@ -59,12 +60,15 @@ ALWAYS_INLINE void transpose_8x8(__m256 rows[8]) {
 
 // The first `lanes` values: 8, or the 6 rows of a panel of A.
 ALWAYS_INLINE void store_lanes(float *packed, int lanes, __m256 values) {
-  if (lanes == 8) _mm256_storeu_ps(packed, values);
-  else _mm256_maskstore_ps(packed, _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, 0, 0), values);
+  if (lanes == 8)
+    _mm256_storeu_ps(packed, values);
+  else
+    _mm256_maskstore_ps(packed, _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, 0, 0), values);
 }
 
-ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first, int64_t count,
-                                     int64_t k_first, int64_t k_count, unsigned char *panels, int64_t panel_stride) {
+ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first,
+                                     int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels,
+                                     int64_t panel_stride) {
   const int64_t element = (int64_t)fp8core_dtype_size(dtype);
   for (int64_t i = 0; i < count; i += width)
     for (int lane = 0; lane < width; lane += 8) {
@@ -76,7 +80,8 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
         const int64_t units = minimum(k_count - k, 8);
         __m256 block[8];
         for (int row = 0; row < 8; row++)
-          block[row] = row < valid ? load_8(dtype, units, corner + row * source->stride + k * element) : _mm256_setzero_ps();
+          block[row] =
+            row < valid ? load_8(dtype, units, corner + row * source->stride + k * element) : _mm256_setzero_ps();
         transpose_8x8(block);
         for (int unit = 0; unit < 8; unit++)
           if (unit < units) store_lanes(packed + (k + unit) * width, lanes, block[unit]);
@@ -84,8 +89,9 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
     }
 }
 
-ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first, int64_t count,
-                                  int64_t k_first, int64_t k_count, unsigned char *panels, int64_t panel_stride) {
+ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first,
+                                  int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels,
+                                  int64_t panel_stride) {
   const int64_t element = (int64_t)fp8core_dtype_size(dtype);
   // Rows of the source outside, so that it is read in order.
   for (int64_t k = 0; k < k_count; k++) {
@@ -100,15 +106,17 @@ ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dt
   }
 }
 
-#define PACK_ARGUMENTS                                                                                                  \
-  const fp8core_gemm_operand *source, int64_t first, int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels, \
-    int64_t panel_stride
+#define PACK_ARGUMENTS                                                                                                 \
+  const fp8core_gemm_operand *source, int64_t first, int64_t count, int64_t k_first, int64_t k_count,                  \
+    unsigned char *panels, int64_t panel_stride
 
 ALWAYS_INLINE void pack(int width, PACK_ARGUMENTS) {
-#define PACK_CASE(dtype)                                                                                                \
-  case dtype:                                                                                                           \
-    if (source->k_contiguous) pack_k_contiguous(source, dtype, width, first, count, k_first, k_count, panels, panel_stride); \
-    else pack_k_strided(source, dtype, width, first, count, k_first, k_count, panels, panel_stride);                    \
+#define PACK_CASE(dtype)                                                                                               \
+  case dtype:                                                                                                          \
+    if (source->k_contiguous)                                                                                          \
+      pack_k_contiguous(source, dtype, width, first, count, k_first, k_count, panels, panel_stride);                   \
+    else                                                                                                               \
+      pack_k_strided(source, dtype, width, first, count, k_first, k_count, panels, panel_stride);                      \
     break;
   switch (source->dtype) {
     PACK_CASE(FP8CORE_E4M3)
@@ -123,12 +131,14 @@ ALWAYS_INLINE void pack(int width, PACK_ARGUMENTS) {
 static void pack_a(PACK_ARGUMENTS) { pack(ROWS, source, first, count, k_first, k_count, panels, panel_stride); }
 static void pack_b(PACK_ARGUMENTS) { pack(COLUMNS, source, first, count, k_first, k_count, panels, panel_stride); }
 
-ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *a, const float *b, float *tile, int accumulate) {
+ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *a, const float *b, float *tile,
+                                 int accumulate) {
   __m256 sums[ROWS][2];
 #pragma GCC unroll 6
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-    for (int j = 0; j < vectors; j++) sums[i][j] = accumulate ? _mm256_load_ps(tile + i * COLUMNS + j * 8) : _mm256_setzero_ps();
+    for (int j = 0; j < vectors; j++)
+      sums[i][j] = accumulate ? _mm256_load_ps(tile + i * COLUMNS + j * 8) : _mm256_setzero_ps();
   for (int64_t unit = 0; unit < k; unit++) {
     __m256 columns[2];
 #pragma GCC unroll 2
@@ -148,12 +158,12 @@ ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *
     for (int j = 0; j < vectors; j++) _mm256_store_ps(tile + i * COLUMNS + j * 8, sums[i][j]);
 }
 
-#define MULTIPLY_FUNCTIONS(rows)                                                                                        \
-  static void multiply_##rows##_1(int64_t k, const float *a, const float *b, float *tile, int accumulate) {             \
-    multiply_rows(rows, 1, k, a, b, tile, accumulate);                                                                  \
-  }                                                                                                                     \
-  static void multiply_##rows##_2(int64_t k, const float *a, const float *b, float *tile, int accumulate) {             \
-    multiply_rows(rows, 2, k, a, b, tile, accumulate);                                                                  \
+#define MULTIPLY_FUNCTIONS(rows)                                                                                       \
+  static void multiply_##rows##_1(int64_t k, const float *a, const float *b, float *tile, int accumulate) {            \
+    multiply_rows(rows, 1, k, a, b, tile, accumulate);                                                                 \
+  }                                                                                                                    \
+  static void multiply_##rows##_2(int64_t k, const float *a, const float *b, float *tile, int accumulate) {            \
+    multiply_rows(rows, 2, k, a, b, tile, accumulate);                                                                 \
   }
 MULTIPLY_FUNCTIONS(1)
 MULTIPLY_FUNCTIONS(2)
@@ -162,9 +172,11 @@ MULTIPLY_FUNCTIONS(4)
 MULTIPLY_FUNCTIONS(5)
 MULTIPLY_FUNCTIONS(6)
 
-static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile, int accumulate) {
+static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile,
+                     int accumulate) {
   typedef void (*multiply_function)(int64_t k, const float *a, const float *b, float *tile, int accumulate);
-#define PAIR(rows) {multiply_##rows##_1, multiply_##rows##_2}
+#define PAIR(rows)                                                                                                     \
+  { multiply_##rows##_1, multiply_##rows##_2 }
   static const multiply_function functions[ROWS][2] = {PAIR(1), PAIR(2), PAIR(3), PAIR(4), PAIR(5), PAIR(6)};
 #undef PAIR
   functions[rows - 1][columns > 8](k, (const float *)(const void *)a, (const float *)(const void *)b, tile, accumulate);

@@ -3,15 +3,16 @@
 #define LANES 16
 #include "cpu/gemm_epilogue.h"
 
-// FP32 products by fused multiply-adds, for operands of any format: packing converts to FP32, in which all are exact. The
-// tile and its reasons are those of gemm_avx512_bf16.c.
+// FP32 products by fused multiply-adds, for operands of any format: packing converts to FP32, in which all are exact.
+// The tile and its reasons are those of gemm_avx512_bf16.c.
 
 #define ROWS 12
 #define COLUMNS 32
 // As there, whole vectors are stored for the 12 rows of a panel of A.
 
 ALWAYS_INLINE __mmask16 first_16(int64_t count) {
-  return count >= 16 ? (__mmask16)0xffff : count <= 0 ? 0 : (__mmask16)((1U << count) - 1);
+  const uint32_t mask = count >= 16 ? 0xffff : count <= 0 ? 0 : (UINT32_C(1) << count) - 1;
+  return (__mmask16)(mask & 0xffff);
 }
 
 ALWAYS_INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -30,7 +31,8 @@ ALWAYS_INLINE __m512 load_16(fp8core_dtype dtype, __mmask16 mask, const unsigned
     return _mm512_castsi512_ps(_mm512_or_si512(bits, sign));
   }
   // E5M2 is the upper half of FP16.
-  case FP8CORE_E5M2: return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(mask, data)), 8));
+  case FP8CORE_E5M2:
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(mask, data)), 8));
   case FP8CORE_BF16:
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, data)), 16));
   case FP8CORE_FP16: return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, data));
@@ -65,8 +67,9 @@ ALWAYS_INLINE void transpose_16x16(__m512 rows[16]) {
   }
 }
 
-ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first, int64_t count,
-                                     int64_t k_first, int64_t k_count, unsigned char *panels, int64_t panel_stride) {
+ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first,
+                                     int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels,
+                                     int64_t panel_stride) {
   const int64_t element = (int64_t)fp8core_dtype_size(dtype);
   for (int64_t i = 0; i < count; i += width)
     for (int lane = 0; lane < width; lane += 16) {
@@ -79,7 +82,8 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
         const int64_t units = minimum(k_count - k, 16);
         __m512 block[16];
         for (int row = 0; row < 16; row++)
-          block[row] = row < valid ? load_16(dtype, present, corner + row * source->stride + k * element) : _mm512_setzero_ps();
+          block[row] =
+            row < valid ? load_16(dtype, present, corner + row * source->stride + k * element) : _mm512_setzero_ps();
         transpose_16x16(block);
         for (int unit = 0; unit < 16; unit++)
           if (unit < units) _mm512_storeu_ps(packed + (k + unit) * width, block[unit]);
@@ -87,8 +91,9 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
     }
 }
 
-ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first, int64_t count,
-                                  int64_t k_first, int64_t k_count, unsigned char *panels, int64_t panel_stride) {
+ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first,
+                                  int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels,
+                                  int64_t panel_stride) {
   const int64_t element = (int64_t)fp8core_dtype_size(dtype);
   // Rows of the source outside, so that it is read in order.
   for (int64_t k = 0; k < k_count; k++) {
@@ -104,15 +109,17 @@ ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dt
   }
 }
 
-#define PACK_ARGUMENTS                                                                                                  \
-  const fp8core_gemm_operand *source, int64_t first, int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels, \
-    int64_t panel_stride
+#define PACK_ARGUMENTS                                                                                                 \
+  const fp8core_gemm_operand *source, int64_t first, int64_t count, int64_t k_first, int64_t k_count,                  \
+    unsigned char *panels, int64_t panel_stride
 
 ALWAYS_INLINE void pack(int width, PACK_ARGUMENTS) {
-#define PACK_CASE(dtype)                                                                                                \
-  case dtype:                                                                                                           \
-    if (source->k_contiguous) pack_k_contiguous(source, dtype, width, first, count, k_first, k_count, panels, panel_stride); \
-    else pack_k_strided(source, dtype, width, first, count, k_first, k_count, panels, panel_stride);                    \
+#define PACK_CASE(dtype)                                                                                               \
+  case dtype:                                                                                                          \
+    if (source->k_contiguous)                                                                                          \
+      pack_k_contiguous(source, dtype, width, first, count, k_first, k_count, panels, panel_stride);                   \
+    else                                                                                                               \
+      pack_k_strided(source, dtype, width, first, count, k_first, k_count, panels, panel_stride);                      \
     break;
   switch (source->dtype) {
     PACK_CASE(FP8CORE_E4M3)
@@ -127,12 +134,14 @@ ALWAYS_INLINE void pack(int width, PACK_ARGUMENTS) {
 static void pack_a(PACK_ARGUMENTS) { pack(ROWS, source, first, count, k_first, k_count, panels, panel_stride); }
 static void pack_b(PACK_ARGUMENTS) { pack(COLUMNS, source, first, count, k_first, k_count, panels, panel_stride); }
 
-ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *a, const float *b, float *tile, int accumulate) {
+ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *a, const float *b, float *tile,
+                                 int accumulate) {
   __m512 sums[ROWS][2];
 #pragma GCC unroll 12
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-    for (int j = 0; j < vectors; j++) sums[i][j] = accumulate ? _mm512_load_ps(tile + i * COLUMNS + j * 16) : _mm512_setzero_ps();
+    for (int j = 0; j < vectors; j++)
+      sums[i][j] = accumulate ? _mm512_load_ps(tile + i * COLUMNS + j * 16) : _mm512_setzero_ps();
   for (int64_t unit = 0; unit < k; unit++) {
     __m512 columns[2];
 #pragma GCC unroll 2
@@ -152,12 +161,12 @@ ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *
     for (int j = 0; j < vectors; j++) _mm512_store_ps(tile + i * COLUMNS + j * 16, sums[i][j]);
 }
 
-#define MULTIPLY_FUNCTIONS(rows)                                                                                        \
-  static void multiply_##rows##_1(int64_t k, const float *a, const float *b, float *tile, int accumulate) {             \
-    multiply_rows(rows, 1, k, a, b, tile, accumulate);                                                                  \
-  }                                                                                                                     \
-  static void multiply_##rows##_2(int64_t k, const float *a, const float *b, float *tile, int accumulate) {             \
-    multiply_rows(rows, 2, k, a, b, tile, accumulate);                                                                  \
+#define MULTIPLY_FUNCTIONS(rows)                                                                                       \
+  static void multiply_##rows##_1(int64_t k, const float *a, const float *b, float *tile, int accumulate) {            \
+    multiply_rows(rows, 1, k, a, b, tile, accumulate);                                                                 \
+  }                                                                                                                    \
+  static void multiply_##rows##_2(int64_t k, const float *a, const float *b, float *tile, int accumulate) {            \
+    multiply_rows(rows, 2, k, a, b, tile, accumulate);                                                                 \
   }
 MULTIPLY_FUNCTIONS(1)
 MULTIPLY_FUNCTIONS(2)
@@ -172,16 +181,20 @@ MULTIPLY_FUNCTIONS(10)
 MULTIPLY_FUNCTIONS(11)
 MULTIPLY_FUNCTIONS(12)
 
-static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile, int accumulate) {
+static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile,
+                     int accumulate) {
   typedef void (*multiply_function)(int64_t k, const float *a, const float *b, float *tile, int accumulate);
-#define PAIR(rows) {multiply_##rows##_1, multiply_##rows##_2}
+#define PAIR(rows)                                                                                                     \
+  { multiply_##rows##_1, multiply_##rows##_2 }
   static const multiply_function functions[ROWS][2] = {PAIR(1), PAIR(2), PAIR(3), PAIR(4),  PAIR(5),  PAIR(6),
                                                        PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12)};
 #undef PAIR
-  functions[rows - 1][columns > 16](k, (const float *)(const void *)a, (const float *)(const void *)b, tile, accumulate);
+  functions[rows - 1][columns > 16](k, (const float *)(const void *)a, (const float *)(const void *)b, tile,
+                                    accumulate);
 }
 
-void fp8core_gemm_finish_avx512(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile, fp8core_gemm_maxima *maxima) {
+void fp8core_gemm_finish_avx512(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile,
+                                fp8core_gemm_maxima *maxima) {
   finish_tile(epilogue, tile, maxima, COLUMNS);
 }
 
@@ -191,8 +204,8 @@ const fp8core_gemm_kernels fp8core_gemm_avx512 = {
   .k_unit = 1,
   .packed_bytes = 4,
   .block_k = 256,
-  .task_row_panels = 16,
-  .task_column_panels = 8,
+  .task_row_panels = 8,
+  .task_column_panels = 32,
   .pack_a = pack_a,
   .pack_b = pack_b,
   .multiply = multiply,

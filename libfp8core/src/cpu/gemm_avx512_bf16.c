@@ -2,41 +2,46 @@
 
 #include <immintrin.h>
 
-// Products of FP8 and BF16 operands as BF16 dot products (VDPBF16PS), 32 multiplications an instruction. A panel holds pairs
-// of consecutive K for each row (of A) or column (of B) in turn. FP8 is exact in BF16, so packing loses nothing.
+// Products of FP8 and BF16 operands as BF16 dot products (VDPBF16PS), 32 multiplications an instruction. A panel holds
+// pairs of consecutive K for each row (of A) or column (of B) in turn. FP8 is exact in BF16, so packing loses nothing.
 //
-// 12 x 32 elements of the result stay in 24 registers, enough to cover the latency of the dot product, two for B, and one for
-// the broadcast of A: 14 loads for 24 dot products, where two of each go through in a cycle.
+// 12 x 32 elements of the result stay in 24 registers, enough to cover the latency of the dot product, two for B, and
+// one for the broadcast of A: 14 loads for 24 dot products, where two of each go through in a cycle.
 
 #define ROWS 12
 #define COLUMNS 32
-// Masked stores are slow on some CPUs, so 64 bytes are stored for each 48 of a panel of A: the next store covers what is
-// beyond, and the last reaches into the padding between panels.
+// Masked stores are slow on some CPUs, so 64 bytes are stored for each 48 of a panel of A: the next store covers what
+// is beyond, and the last reaches into the padding between panels.
 #define INLINE static inline __attribute__((always_inline))
 
-// BF16 of the codes 0 to 127: a table is exact for subnormals and NaNs too, at the cost of two byte permutations per 64 codes.
-#define E4M3_AS_BF16(c)                   \
-  ((c) == 0x7f ? 0x7fc0U                  \
-   : (c) >= 8  ? ((c) + 960U) << 4        \
-   : (c) >= 4  ? 0x3c00 + (((c) - 4U) << 5) \
-   : (c) >= 2  ? 0x3b80 + (((c) - 2U) << 6) \
-   : (c) == 1  ? 0x3b00U                  \
+// BF16 of the codes 0 to 127: a table is exact for subnormals and NaNs too, at the cost of two byte permutations per 64
+// codes.
+#define E4M3_AS_BF16(c)                                                                                                \
+  ((c) == 0x7f ? 0x7fc0U                                                                                               \
+   : (c) >= 8  ? ((c) + 960U) << 4                                                                                     \
+   : (c) >= 4  ? 0x3c00 + (((c)-4U) << 5)                                                                              \
+   : (c) >= 2  ? 0x3b80 + (((c)-2U) << 6)                                                                              \
+   : (c) == 1  ? 0x3b00U                                                                                               \
                : 0U)
-#define E5M2_AS_BF16(c)                   \
-  ((c) > 0x7c    ? 0x7fc0U                \
-   : (c) == 0x7c ? 0x7f80U                \
-   : (c) >= 4    ? ((c) + 448U) << 5      \
-   : (c) >= 2    ? 0x3800 + (((c) - 2U) << 6) \
-   : (c) == 1    ? 0x3780U                \
+#define E5M2_AS_BF16(c)                                                                                                \
+  ((c) > 0x7c    ? 0x7fc0U                                                                                             \
+   : (c) == 0x7c ? 0x7f80U                                                                                             \
+   : (c) >= 4    ? ((c) + 448U) << 5                                                                                   \
+   : (c) >= 2    ? 0x3800 + (((c)-2U) << 6)                                                                            \
+   : (c) == 1    ? 0x3780U                                                                                             \
                  : 0U)
 #define LOW_BYTE(value) ((unsigned char)((value)&0xff))
 #define HIGH_BYTE(value) ((unsigned char)((value) >> 8))
-#define CODES_4(byte, as_bf16, c) byte(as_bf16(c)), byte(as_bf16((c) + 1)), byte(as_bf16((c) + 2)), byte(as_bf16((c) + 3))
-#define CODES_16(byte, as_bf16, c) \
-  CODES_4(byte, as_bf16, c), CODES_4(byte, as_bf16, (c) + 4), CODES_4(byte, as_bf16, (c) + 8), CODES_4(byte, as_bf16, (c) + 12)
-#define CODES_64(byte, as_bf16, c) \
-  CODES_16(byte, as_bf16, c), CODES_16(byte, as_bf16, (c) + 16), CODES_16(byte, as_bf16, (c) + 32), CODES_16(byte, as_bf16, (c) + 48)
-#define CODES_128(byte, as_bf16) {CODES_64(byte, as_bf16, 0), CODES_64(byte, as_bf16, 64)}
+#define CODES_4(byte, as_bf16, c)                                                                                      \
+  byte(as_bf16(c)), byte(as_bf16((c) + 1)), byte(as_bf16((c) + 2)), byte(as_bf16((c) + 3))
+#define CODES_16(byte, as_bf16, c)                                                                                     \
+  CODES_4(byte, as_bf16, c), CODES_4(byte, as_bf16, (c) + 4), CODES_4(byte, as_bf16, (c) + 8),                         \
+    CODES_4(byte, as_bf16, (c) + 12)
+#define CODES_64(byte, as_bf16, c)                                                                                     \
+  CODES_16(byte, as_bf16, c), CODES_16(byte, as_bf16, (c) + 16), CODES_16(byte, as_bf16, (c) + 32),                    \
+    CODES_16(byte, as_bf16, (c) + 48)
+#define CODES_128(byte, as_bf16)                                                                                       \
+  { CODES_64(byte, as_bf16, 0), CODES_64(byte, as_bf16, 64) }
 
 static const unsigned char e4m3_low[128] = CODES_128(LOW_BYTE, E4M3_AS_BF16);
 static const unsigned char e4m3_high[128] = CODES_128(HIGH_BYTE, E4M3_AS_BF16);
@@ -98,13 +103,13 @@ INLINE void transpose_16x16(__m512i rows[16]) {
 
 INLINE __mmask64 first_64(int64_t count) { return count >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << count) - 1; }
 INLINE __mmask32 first_32(int64_t count) { return count >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << count) - 1; }
-INLINE __mmask16 first_16(int64_t count) { return count >= 16 ? (__mmask16)0xffff : (__mmask16)((1U << count) - 1); }
+INLINE __mmask16 first_16(int64_t count) { return (__mmask16)(first_32(count) & 0xffff); }
 
 INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Up to 16 rows of a K-contiguous source into lanes `lane` .. of a panel `width` pairs wide; `count` rows are there.
-INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, const byte_tables *tables, int width, int rows,
-                      int64_t count, const unsigned char *first, int64_t k_count, unsigned char *packed) {
+INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, const byte_tables *tables, int width,
+                      int rows, int64_t count, const unsigned char *first, int64_t k_count, unsigned char *packed) {
   const int element = dtype == FP8CORE_BF16 ? 2 : 1;
   // Elements of a row in 64 bytes.
   const int step = 64 / element;
@@ -116,7 +121,8 @@ INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, c
     const int64_t pairs = minimum((k_count - k + 1) / 2, step / 2);
     __m512i block[16];
     for (int i = 0; i < 16; i++)
-      block[i] = i < rows && i < count ? _mm512_maskz_loadu_epi8(present, first + i * source->stride + k * element) : _mm512_setzero_si512();
+      block[i] = i < rows && i < count ? _mm512_maskz_loadu_epi8(present, first + i * source->stride + k * element)
+                                       : _mm512_setzero_si512();
     transpose_16x16(block);
     unsigned char *out = packed + k / 2 * pair_bytes;
     for (int i = 0; i < 16; i++) {
@@ -133,8 +139,9 @@ INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, c
   }
 }
 
-INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first, int64_t count,
-                              int64_t k_first, int64_t k_count, unsigned char *panels, int64_t panel_stride) {
+INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype dtype, int width, int64_t first,
+                              int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels,
+                              int64_t panel_stride) {
   const byte_tables tables = load_tables(dtype);
   const int64_t element = dtype == FP8CORE_BF16 ? 2 : 1;
   for (int64_t i = 0; i < count; i += width) {
@@ -146,8 +153,9 @@ INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype 
 }
 
 // 12 columns and four K of a K-strided source become two units of a panel of A.
-INLINE void pack_a_columns(fp8core_dtype dtype, const byte_tables *tables, __m512i order, const unsigned char *const k_rows[4],
-                           __mmask16 columns, int64_t pairs, unsigned char *packed) {
+INLINE void pack_a_columns(fp8core_dtype dtype, const byte_tables *tables, __m512i order,
+                           const unsigned char *const k_rows[4], __mmask16 columns, int64_t pairs,
+                           unsigned char *packed) {
   __m512i first;
   __m512i second;
   if (dtype == FP8CORE_BF16) {
@@ -168,8 +176,8 @@ INLINE void pack_a_columns(fp8core_dtype dtype, const byte_tables *tables, __m51
   if (pairs > 1) _mm512_storeu_si512(packed + ROWS * 4, second);
 }
 
-INLINE void pack_a_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int64_t first, int64_t count, int64_t k_first,
-                             int64_t k_count, unsigned char *panels, int64_t panel_stride) {
+INLINE void pack_a_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int64_t first, int64_t count,
+                             int64_t k_first, int64_t k_count, unsigned char *panels, int64_t panel_stride) {
   const byte_tables tables = load_tables(dtype);
   const int64_t element = dtype == FP8CORE_BF16 ? 2 : 1;
   unsigned char order_bytes[64];
@@ -189,23 +197,24 @@ INLINE void pack_a_k_strided(const fp8core_gemm_operand *source, fp8core_dtype d
     for (int i = 0; i < 4; i++) k_rows[i] = source->data + (k_first + k + i) * source->stride + first * element;
     for (int64_t i = 0; i < count; i += ROWS) {
       const __mmask16 columns = first_16(minimum(count - i, ROWS));
-      const unsigned char *const corners[4] = {k_rows[0] + i * element, k_rows[1] + i * element, k_rows[2] + i * element,
-                                               k_rows[3] + i * element};
+      const unsigned char *const corners[4] = {k_rows[0] + i * element, k_rows[1] + i * element,
+                                               k_rows[2] + i * element, k_rows[3] + i * element};
       unsigned char *packed = panels + i / ROWS * panel_stride + k / 2 * (ROWS * 4);
       if (k_count - k >= 4) {
         pack_a_columns(dtype, &tables, order, corners, columns, 2, packed);
       } else {
         // Beyond K: zeros of the first one's address space.
         static const unsigned char zeros[64];
-        const unsigned char *const tail[4] = {corners[0], k_count - k > 1 ? corners[1] : zeros, k_count - k > 2 ? corners[2] : zeros, zeros};
+        const unsigned char *const tail[4] = {corners[0], k_count - k > 1 ? corners[1] : zeros,
+                                              k_count - k > 2 ? corners[2] : zeros, zeros};
         pack_a_columns(dtype, &tables, order, tail, columns, (k_count - k + 1) / 2, packed);
       }
     }
   }
 }
 
-INLINE void pack_b_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int64_t first, int64_t count, int64_t k_first,
-                             int64_t k_count, unsigned char *panels, int64_t panel_stride) {
+INLINE void pack_b_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int64_t first, int64_t count,
+                             int64_t k_first, int64_t k_count, unsigned char *panels, int64_t panel_stride) {
   const byte_tables tables = load_tables(dtype);
   const int64_t element = dtype == FP8CORE_BF16 ? 2 : 1;
   unsigned char order_bytes[64];
@@ -245,23 +254,23 @@ INLINE void pack_b_k_strided(const fp8core_gemm_operand *source, fp8core_dtype d
   }
 }
 
-#define PACK_ARGUMENTS                                                                                                  \
-  const fp8core_gemm_operand *source, int64_t first, int64_t count, int64_t k_first, int64_t k_count, unsigned char *panels, \
-    int64_t panel_stride
+#define PACK_ARGUMENTS                                                                                                 \
+  const fp8core_gemm_operand *source, int64_t first, int64_t count, int64_t k_first, int64_t k_count,                  \
+    unsigned char *panels, int64_t panel_stride
 
 // One function a format, so that each is compiled without branches on it.
-#define PACK_FUNCTIONS(name, dtype)                                                                                     \
-  static void pack_a_contiguous_##name(PACK_ARGUMENTS) {                                                                \
-    pack_k_contiguous(source, dtype, ROWS, first, count, k_first, k_count, panels, panel_stride);                       \
-  }                                                                                                                     \
-  static void pack_b_contiguous_##name(PACK_ARGUMENTS) {                                                                \
-    pack_k_contiguous(source, dtype, COLUMNS, first, count, k_first, k_count, panels, panel_stride);                    \
-  }                                                                                                                     \
-  static void pack_a_strided_##name(PACK_ARGUMENTS) {                                                                   \
-    pack_a_k_strided(source, dtype, first, count, k_first, k_count, panels, panel_stride);                              \
-  }                                                                                                                     \
-  static void pack_b_strided_##name(PACK_ARGUMENTS) {                                                                   \
-    pack_b_k_strided(source, dtype, first, count, k_first, k_count, panels, panel_stride);                              \
+#define PACK_FUNCTIONS(name, dtype)                                                                                    \
+  static void pack_a_contiguous_##name(PACK_ARGUMENTS) {                                                               \
+    pack_k_contiguous(source, dtype, ROWS, first, count, k_first, k_count, panels, panel_stride);                      \
+  }                                                                                                                    \
+  static void pack_b_contiguous_##name(PACK_ARGUMENTS) {                                                               \
+    pack_k_contiguous(source, dtype, COLUMNS, first, count, k_first, k_count, panels, panel_stride);                   \
+  }                                                                                                                    \
+  static void pack_a_strided_##name(PACK_ARGUMENTS) {                                                                  \
+    pack_a_k_strided(source, dtype, first, count, k_first, k_count, panels, panel_stride);                             \
+  }                                                                                                                    \
+  static void pack_b_strided_##name(PACK_ARGUMENTS) {                                                                  \
+    pack_b_k_strided(source, dtype, first, count, k_first, k_count, panels, panel_stride);                             \
   }
 PACK_FUNCTIONS(e4m3, FP8CORE_E4M3)
 PACK_FUNCTIONS(e5m2, FP8CORE_E5M2)
@@ -281,13 +290,14 @@ static void pack_b(PACK_ARGUMENTS) {
   functions[source->dtype][source->k_contiguous](source, first, count, k_first, k_count, panels, panel_stride);
 }
 
-INLINE void multiply_rows(int rows, int vectors, int64_t pairs, const unsigned char *a, const unsigned char *b, float *tile,
-                          int accumulate) {
+INLINE void multiply_rows(int rows, int vectors, int64_t pairs, const unsigned char *a, const unsigned char *b,
+                          float *tile, int accumulate) {
   __m512 sums[ROWS][2];
 #pragma GCC unroll 12
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-    for (int j = 0; j < vectors; j++) sums[i][j] = accumulate ? _mm512_load_ps(tile + i * COLUMNS + j * 16) : _mm512_setzero_ps();
+    for (int j = 0; j < vectors; j++)
+      sums[i][j] = accumulate ? _mm512_load_ps(tile + i * COLUMNS + j * 16) : _mm512_setzero_ps();
   for (int64_t pair = 0; pair < pairs; pair++) {
     __m512bh columns[2];
 #pragma GCC unroll 2
@@ -309,12 +319,14 @@ INLINE void multiply_rows(int rows, int vectors, int64_t pairs, const unsigned c
     for (int j = 0; j < vectors; j++) _mm512_store_ps(tile + i * COLUMNS + j * 16, sums[i][j]);
 }
 
-#define MULTIPLY_FUNCTIONS(rows)                                                                                        \
-  static void multiply_##rows##_1(int64_t pairs, const unsigned char *a, const unsigned char *b, float *tile, int accumulate) { \
-    multiply_rows(rows, 1, pairs, a, b, tile, accumulate);                                                              \
-  }                                                                                                                     \
-  static void multiply_##rows##_2(int64_t pairs, const unsigned char *a, const unsigned char *b, float *tile, int accumulate) { \
-    multiply_rows(rows, 2, pairs, a, b, tile, accumulate);                                                              \
+#define MULTIPLY_FUNCTIONS(rows)                                                                                       \
+  static void multiply_##rows##_1(int64_t pairs, const unsigned char *a, const unsigned char *b, float *tile,          \
+                                  int accumulate) {                                                                    \
+    multiply_rows(rows, 1, pairs, a, b, tile, accumulate);                                                             \
+  }                                                                                                                    \
+  static void multiply_##rows##_2(int64_t pairs, const unsigned char *a, const unsigned char *b, float *tile,          \
+                                  int accumulate) {                                                                    \
+    multiply_rows(rows, 2, pairs, a, b, tile, accumulate);                                                             \
   }
 MULTIPLY_FUNCTIONS(1)
 MULTIPLY_FUNCTIONS(2)
@@ -329,9 +341,12 @@ MULTIPLY_FUNCTIONS(10)
 MULTIPLY_FUNCTIONS(11)
 MULTIPLY_FUNCTIONS(12)
 
-static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile, int accumulate) {
-  typedef void (*multiply_function)(int64_t pairs, const unsigned char *a, const unsigned char *b, float *tile, int accumulate);
-#define PAIR(rows) {multiply_##rows##_1, multiply_##rows##_2}
+static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile,
+                     int accumulate) {
+  typedef void (*multiply_function)(int64_t pairs, const unsigned char *a, const unsigned char *b, float *tile,
+                                    int accumulate);
+#define PAIR(rows)                                                                                                     \
+  { multiply_##rows##_1, multiply_##rows##_2 }
   static const multiply_function functions[ROWS][2] = {PAIR(1), PAIR(2), PAIR(3), PAIR(4),  PAIR(5),  PAIR(6),
                                                        PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12)};
 #undef PAIR
@@ -343,9 +358,9 @@ const fp8core_gemm_kernels fp8core_gemm_avx512_bf16 = {
   .columns = COLUMNS,
   .k_unit = 2,
   .packed_bytes = 2,
-  .block_k = 512,
-  .task_row_panels = 16,
-  .task_column_panels = 8,
+  .block_k = 1024,
+  .task_row_panels = 6,
+  .task_column_panels = 32,
   .pack_a = pack_a,
   .pack_b = pack_b,
   .multiply = multiply,

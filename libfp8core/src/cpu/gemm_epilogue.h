@@ -1,6 +1,6 @@
-// The epilogue in vectors, for the tiers that define LANES (16 or 8) before they include this file. Written with the vector
-// extension of gcc and clang, so that every tier has the same operations in the same order as the scalar rules: all but GELU
-// and its derivative give the same bits (see gelu() below for their bound).
+// The epilogue in vectors, for the tiers that define LANES (16 or 8) before they include this file. Written with the
+// vector extension of gcc and clang, so that every tier has the same operations in the same order as the scalar rules:
+// all but GELU and its derivative give the same bits (see gelu() below for their bound).
 #ifndef FP8CORE_CPU_GEMM_EPILOGUE_H
 #define FP8CORE_CPU_GEMM_EPILOGUE_H
 
@@ -19,7 +19,9 @@ ALWAYS_INLINE v_uint splat_bits(uint32_t value) { return value + (v_uint){0}; }
 ALWAYS_INLINE v_float select_float(v_int mask, v_float yes, v_float no) {
   return (v_float)(((v_int)yes & mask) | ((v_int)no & ~mask));
 }
-ALWAYS_INLINE v_uint select_bits(v_int mask, v_uint yes, v_uint no) { return (yes & (v_uint)mask) | (no & ~(v_uint)mask); }
+ALWAYS_INLINE v_uint select_bits(v_int mask, v_uint yes, v_uint no) {
+  return (yes & (v_uint)mask) | (no & ~(v_uint)mask);
+}
 
 // `count` elements as FP32 values; the lanes beyond are 0.
 ALWAYS_INLINE v_float load_values(fp8core_dtype dtype, const unsigned char *data, int count) {
@@ -38,7 +40,8 @@ ALWAYS_INLINE v_float load_values(fp8core_dtype dtype, const unsigned char *data
     if (dtype == FP8CORE_E4M3) {
       // Rebias by a product, which puts subnormals right too: they are exact at every step.
       const v_uint magnitude = (v_uint)((v_float)((code & 0x7f) << 20) * splat(0x1p120f));
-      return (v_float)(sign | select_bits((v_int)((code & 0x7f) == 0x7f), splat_bits(FP8CORE_F32_QUIET_NAN), magnitude));
+      return (v_float)(sign |
+                       select_bits((v_int)((code & 0x7f) == 0x7f), splat_bits(FP8CORE_F32_QUIET_NAN), magnitude));
     }
     halves = __builtin_convertvector(code << 8, v_half);
   } else {
@@ -65,7 +68,8 @@ ALWAYS_INLINE void store_values(fp8core_dtype dtype, unsigned char *data, int co
   }
   if (dtype == FP8CORE_BF16) {
     const v_uint round = (magnitude + 0x7fff + (magnitude >> 16 & 1)) >> 16;
-    const v_half code = __builtin_convertvector((bits >> 16 & 0x8000) | select_bits(is_nan, splat_bits(0x7fc0), round), v_half);
+    const v_half code =
+      __builtin_convertvector((bits >> 16 & 0x8000) | select_bits(is_nan, splat_bits(0x7fc0), round), v_half);
     memcpy(data, &code, whole ? sizeof(code) : (size_t)count * 2);
     return;
   }
@@ -91,10 +95,12 @@ ALWAYS_INLINE void store_values(fp8core_dtype dtype, unsigned char *data, int co
   }
 }
 
-// exp(x): infinity above 88.7, about 1e-38 below -87. x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of exp(r) to
-// r^7, whose remainder is below 2^-27; with the roundings of Horner's rule the relative error stays below 2^-22.
+// exp(x): infinity above 88.7, about 1e-38 below -87. x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of
+// exp(r) to r^7, whose remainder is below 2^-27; with the roundings of Horner's rule the relative error stays below
+// 2^-22.
 ALWAYS_INLINE v_float exponential(v_float x) {
-  const v_float limited = select_float(x < splat(-87.0f), splat(-87.0f), select_float(x > splat(88.7f), splat(88.7f), x));
+  const v_float limited =
+    select_float(x < splat(-87.0f), splat(-87.0f), select_float(x > splat(88.7f), splat(88.7f), x));
   const v_float magic = splat(0x1.8p23f);
   const v_float shifted = limited * splat(0x1.715476p+0f) + magic;
   const v_float n = shifted - magic;
@@ -120,18 +126,20 @@ ALWAYS_INLINE v_float gelu_exponential(v_float x) {
   return exponential(splat(-2.0f) * u);
 }
 
-// x / (1 + exp(-2u)). Differs from the scalar rule by at most 2^-21 |x| (checked over all magnitudes by check_gemm); near -1
-// of the tanh it is the more exact one, as nothing cancels.
+// x / (1 + exp(-2u)). Differs from the scalar rule by at most 2^-21 |x| (checked over all magnitudes by check_gemm);
+// near -1 of the tanh it is the more exact one, as nothing cancels.
 ALWAYS_INLINE v_float gelu(v_float x) { return x / (splat(1.0f) + gelu_exponential(x)); }
 
 // Differs from the scalar rule by at most 2^-20.
 ALWAYS_INLINE v_float gelu_derivative(v_float x) {
   const v_float e = gelu_exponential(x);
   const v_float s = splat(1.0f) / (splat(1.0f) + e);
-  const v_float slope = x * (splat(2.0f) * s * (e * s)) * splat(0.7978845608f) * (splat(1.0f) + splat(3.0f * 0.044715f) * x * x);
+  const v_float slope =
+    x * (splat(2.0f) * s * (e * s)) * splat(0.7978845608f) * (splat(1.0f) + splat(3.0f * 0.044715f) * x * x);
   // Beyond 10 the slope's term is below 1e-30, while its factors may be infinite.
   const v_float limit = select_float(x > splat(0.0f), splat(1.0f), splat(0.0f));
-  return select_float((v_int)((v_uint)x & FP8CORE_F32_MAGNITUDE) > (int32_t)0x41200000, select_float(x != x, x, limit), s + slope);
+  return select_float((v_int)((v_uint)x & FP8CORE_F32_MAGNITUDE) > (int32_t)0x41200000, select_float(x != x, x, limit),
+                      s + slope);
 }
 
 ALWAYS_INLINE v_uint maximum_bits(v_uint a, v_float value) {
@@ -146,8 +154,8 @@ ALWAYS_INLINE void raise_maximum(uint32_t *maximum, v_uint magnitudes) {
 }
 
 // What follows is compiled once for each combination of constant arguments: most products have no more than a bias.
-ALWAYS_INLINE void finish_with(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile, fp8core_gemm_maxima *maxima,
-                               int tile_columns, fp8core_dtype d_dtype, int plain) {
+ALWAYS_INLINE void finish_with(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile,
+                               fp8core_gemm_maxima *maxima, int tile_columns, fp8core_dtype d_dtype, int plain) {
   const int64_t d_size = (int64_t)fp8core_dtype_size(d_dtype);
   const int64_t c_size = (int64_t)fp8core_dtype_size(epilogue->c_dtype);
   const int64_t auxiliary_size = (int64_t)fp8core_dtype_size(epilogue->auxiliary_dtype);
@@ -159,16 +167,19 @@ ALWAYS_INLINE void finish_with(const fp8core_gemm_epilogue *epilogue, const fp8c
   for (int j = 0; j < tile->columns; j += LANES) {
     const int count = tile->columns - j < LANES ? tile->columns - j : LANES;
     const int64_t column = tile->column + j;
-    const v_float bias = epilogue->bias ? load_values(FP8CORE_FP32, (const unsigned char *)(epilogue->bias + column), count) : splat(0.0f);
+    const v_float bias =
+      epilogue->bias ? load_values(FP8CORE_FP32, (const unsigned char *)(epilogue->bias + column), count) : splat(0.0f);
     v_float column_sum = {0};
-    if (!plain && tile->column_sums) column_sum = load_values(FP8CORE_FP32, (const unsigned char *)(tile->column_sums + j), count);
+    if (!plain && tile->column_sums)
+      column_sum = load_values(FP8CORE_FP32, (const unsigned char *)(tile->column_sums + j), count);
     for (int i = 0; i < tile->rows; i++) {
       const int64_t row = tile->row + i;
       v_float value;
       memcpy(&value, tile->sums + i * tile_columns + j, sizeof(value));
       value = value * factor;
       if (!plain && epilogue->c) {
-        const v_float c = load_values(epilogue->c_dtype, epilogue->c + (row * epilogue->c_stride + column) * c_size, count);
+        const v_float c =
+          load_values(epilogue->c_dtype, epilogue->c + (row * epilogue->c_stride + column) * c_size, count);
         value = value + splat(epilogue->beta) * (c * splat(epilogue->c_scale_inverse));
       }
       if (epilogue->bias) value = value + bias;
@@ -186,9 +197,11 @@ ALWAYS_INLINE void finish_with(const fp8core_gemm_epilogue *epilogue, const fp8c
             largest_auxiliary = maximum_bits(largest_auxiliary, value);
             store_values(epilogue->auxiliary_dtype, auxiliary, count, value * splat(epilogue->auxiliary_scale));
           }
-          value = activation == FP8CORE_EPILOGUE_GELU ? gelu(value) : select_float(value < splat(0.0f), splat(0.0f), value);
+          value =
+            activation == FP8CORE_EPILOGUE_GELU ? gelu(value) : select_float(value < splat(0.0f), splat(0.0f), value);
         } else {
-          const v_float x = load_values(epilogue->auxiliary_dtype, auxiliary, count) * splat(epilogue->auxiliary_scale_inverse);
+          const v_float x =
+            load_values(epilogue->auxiliary_dtype, auxiliary, count) * splat(epilogue->auxiliary_scale_inverse);
           value = activation == FP8CORE_EPILOGUE_GELU_BACKWARD ? value * gelu_derivative(x)
                                                                : select_float(x > splat(0.0f), value, splat(0.0f));
         }
@@ -203,8 +216,8 @@ ALWAYS_INLINE void finish_with(const fp8core_gemm_epilogue *epilogue, const fp8c
   if (!plain) raise_maximum(&maxima->auxiliary, largest_auxiliary);
 }
 
-ALWAYS_INLINE void finish_tile(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile, fp8core_gemm_maxima *maxima,
-                               int tile_columns) {
+ALWAYS_INLINE void finish_tile(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile,
+                               fp8core_gemm_maxima *maxima, int tile_columns) {
   if (!epilogue->c && !tile->column_sums && epilogue->activation == FP8CORE_EPILOGUE_NONE) {
     switch (epilogue->d_dtype) {
     case FP8CORE_E4M3: finish_with(epilogue, tile, maxima, tile_columns, FP8CORE_E4M3, 1); return;

@@ -1,13 +1,13 @@
 #include "cpu/gemm.h"
 
-// The portable tier. Products are rounded before they are added, so that its sums are those of fp8core_gemm_reference() in
-// FP32 bit for bit.
+// The portable tier. Products are rounded before they are added, so that its sums are those of fp8core_gemm_reference()
+// in FP32 bit for bit.
 
 #define ROWS 4
 #define COLUMNS 8
 
-static void pack(const fp8core_gemm_operand *source, int width, int64_t first, int64_t count, int64_t k_first, int64_t k_count,
-                 unsigned char *panels, int64_t panel_stride) {
+static void pack(const fp8core_gemm_operand *source, int width, int64_t first, int64_t count, int64_t k_first,
+                 int64_t k_count, unsigned char *panels, int64_t panel_stride) {
   const int64_t element = (int64_t)fp8core_dtype_size(source->dtype);
   const int64_t i_stride = source->k_contiguous ? source->stride : element;
   const int64_t k_stride = source->k_contiguous ? element : source->stride;
@@ -17,7 +17,8 @@ static void pack(const fp8core_gemm_operand *source, int width, int64_t first, i
     const int64_t valid = count - panel * width < width ? count - panel * width : width;
     for (int64_t k = 0; k < k_count; k++)
       for (int64_t i = 0; i < width; i++)
-        packed[k * width + i] = i < valid ? fp8core_load_element(source->dtype, corner + i * i_stride + k * k_stride, 0) : 0.0f;
+        packed[k * width + i] =
+          i < valid ? fp8core_load_element(source->dtype, corner + i * i_stride + k * k_stride, 0) : 0.0f;
   }
 }
 
@@ -31,7 +32,8 @@ static void pack_b(const fp8core_gemm_operand *source, int64_t first, int64_t co
   pack(source, COLUMNS, first, count, k_first, k_count, panels, panel_stride);
 }
 
-static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile, int accumulate) {
+static void multiply(int rows, int columns, int64_t k, const unsigned char *a, const unsigned char *b, float *tile,
+                     int accumulate) {
   const float *packed_a = (const float *)(const void *)a;
   const float *packed_b = (const float *)(const void *)b;
   (void)rows;
@@ -50,7 +52,8 @@ static void raise(uint32_t *maximum, float value) {
   if (magnitude > *maximum) *maximum = magnitude;
 }
 
-static float finish_element(const fp8core_gemm_epilogue *epilogue, int64_t row, int64_t column, float sum, fp8core_gemm_maxima *maxima) {
+static float finish_element(const fp8core_gemm_epilogue *epilogue, int64_t row, int64_t column, float sum,
+                            fp8core_gemm_maxima *maxima) {
   float value = sum * epilogue->factor;
   if (epilogue->c) {
     const float c = fp8core_load_element(epilogue->c_dtype, epilogue->c, row * epilogue->c_stride + column);
@@ -64,7 +67,8 @@ static float finish_element(const fp8core_gemm_epilogue *epilogue, int64_t row, 
       raise(&maxima->auxiliary, value);
       fp8core_store_element(epilogue->auxiliary_dtype, epilogue->auxiliary, index, value * epilogue->auxiliary_scale);
     } else {
-      auxiliary = fp8core_load_element(epilogue->auxiliary_dtype, epilogue->auxiliary, index) * epilogue->auxiliary_scale_inverse;
+      auxiliary =
+        fp8core_load_element(epilogue->auxiliary_dtype, epilogue->auxiliary, index) * epilogue->auxiliary_scale_inverse;
     }
   }
   value = fp8core_gemm_activation(epilogue->activation, value, auxiliary);
