@@ -302,8 +302,7 @@ static void test_json_grammar(void **state) {
                                     "'a'",
                                     "[1,]",
                                     "/*x*/1",
-                                    "\xef\xbb\xbf"
-                                    "1",
+                                    "\357\273\2771",
                                     "\v1",
                                     "\f1"};
   char copy[256];
