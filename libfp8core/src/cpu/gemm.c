@@ -13,12 +13,9 @@
 // Below this many multiplications, starting threads costs more than it saves.
 #define PARALLEL_PRODUCTS ((int64_t)1 << 19)
 // A shared phase hands out tasks in the order in which threads ask; this many a thread even out their speeds.
-#define TASKS_PER_THREAD 4
+#define TASKS_PER_THREAD 6
 // Rows whose column sums are one partial sum: a fixed number of panels, so that the order of additions is fixed too.
 #define GROUP_PANELS 8
-// Tasks that read the same panels of A pack them anew, up to this many: a panel packed into a thread's own cache costs
-// less than one that goes through the shared cache.
-#define PACK_A_AGAIN 4
 #define PACK_A_PANELS 8
 #define PACK_B_PANELS 4
 #define CACHE_LINE 64
@@ -219,11 +216,8 @@ static void compute_phase(gemm_team *team, const gemm_product *product, const ge
   // Groups of rows are never split: their column sums belong to one task.
   const int64_t unit = plan->column_sums ? GROUP_PANELS : 1;
   const int64_t units = divide_up(area->rows, unit);
+  const int64_t row_parts = divide_up(area->rows, plan->task_rows);
   const int64_t column_parts = divide_up(area->columns, plan->task_columns);
-  int64_t row_parts = divide_up(area->rows, plan->task_rows);
-  // As many tasks for each thread, where they are few.
-  if (row_parts * column_parts < 4 * TASKS_PER_THREAD * team->size)
-    row_parts = minimum(round_up(row_parts, team->size), units);
   const int64_t tasks = row_parts * column_parts;
   for (int64_t task = next_task(team); task < tasks; task = next_task(team)) {
     const int64_t i = task % row_parts;
@@ -340,7 +334,7 @@ static void choose_blocks(gemm_plan *plan) {
   plan->b_panel_stride = panel_stride(plan, kernels->columns);
   choose_tasks(plan);
   plan->pack_b_in_task = plan->task_rows >= plan->row_panels;
-  plan->pack_a_in_task = !plan->pack_b_in_task && divide_up(plan->column_panels, plan->task_columns) <= PACK_A_AGAIN;
+  plan->pack_a_in_task = !plan->pack_b_in_task && plan->task_columns >= plan->column_panels;
   plan->super_rows = plan->row_panels;
   plan->super_columns = plan->column_panels;
   const int64_t a_bytes = plan->a_panel_stride * plan->blocks_k;

@@ -8,7 +8,7 @@
 
 #define ROWS 12
 #define COLUMNS 32
-// As there, whole vectors are stored for the 12 rows of a panel of A.
+#define ROW_MASK ((__mmask16)0x0fff)
 
 ALWAYS_INLINE __mmask16 first_16(int64_t count) {
   const uint32_t mask = count >= 16 ? 0xffff : count <= 0 ? 0 : (UINT32_C(1) << count) - 1;
@@ -74,6 +74,7 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
   for (int64_t i = 0; i < count; i += width)
     for (int lane = 0; lane < width; lane += 16) {
       const int rows = width - lane < 16 ? width - lane : 16;
+      const __mmask16 lanes = rows == 16 ? (__mmask16)0xffff : ROW_MASK;
       const int64_t valid = minimum(count - i - lane, rows);
       const unsigned char *corner = source->data + (first + i + lane) * source->stride + k_first * element;
       float *packed = (float *)(void *)(panels + i / width * panel_stride) + lane;
@@ -86,7 +87,7 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
             row < valid ? load_16(dtype, present, corner + row * source->stride + k * element) : _mm512_setzero_ps();
         transpose_16x16(block);
         for (int unit = 0; unit < 16; unit++)
-          if (unit < units) _mm512_storeu_ps(packed + (k + unit) * width, block[unit]);
+          if (unit < units) _mm512_mask_storeu_ps(packed + (k + unit) * width, lanes, block[unit]);
       }
     }
 }
@@ -103,7 +104,8 @@ ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dt
       for (int lane = 0; lane < width; lane += 16) {
         const int lanes = width - lane < 16 ? width - lane : 16;
         const __mmask16 present = first_16(minimum(count - i - lane, lanes));
-        _mm512_storeu_ps(packed + lane, load_16(dtype, present, row + (i + lane) * element));
+        _mm512_mask_storeu_ps(packed + lane, lanes == 16 ? (__mmask16)0xffff : ROW_MASK,
+                              load_16(dtype, present, row + (i + lane) * element));
       }
     }
   }
@@ -204,8 +206,8 @@ const fp8core_gemm_kernels fp8core_gemm_avx512 = {
   .k_unit = 1,
   .packed_bytes = 4,
   .block_k = 256,
-  .task_row_panels = 8,
-  .task_column_panels = 32,
+  .task_row_panels = 16,
+  .task_column_panels = 8,
   .pack_a = pack_a,
   .pack_b = pack_b,
   .multiply = multiply,

@@ -10,8 +10,7 @@
 
 #define ROWS 12
 #define COLUMNS 32
-// Masked stores are slow on some CPUs, so 64 bytes are stored for each 48 of a panel of A: the next store covers what
-// is beyond, and the last reaches into the padding between panels.
+#define ROW_MASK ((__mmask16)0x0fff)
 #define INLINE static inline __attribute__((always_inline))
 
 // BF16 of the codes 0 to 127: a table is exact for subnormals and NaNs too, at the cost of two byte permutations per 64
@@ -103,7 +102,10 @@ INLINE void transpose_16x16(__m512i rows[16]) {
 
 INLINE __mmask64 first_64(int64_t count) { return count >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << count) - 1; }
 INLINE __mmask32 first_32(int64_t count) { return count >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << count) - 1; }
-INLINE __mmask16 first_16(int64_t count) { return (__mmask16)(first_32(count) & 0xffff); }
+INLINE __mmask16 first_16(int64_t count) {
+  const uint32_t mask = count >= 16 ? 0xffff : count <= 0 ? 0 : (UINT32_C(1) << count) - 1;
+  return (__mmask16)(mask & 0xffff);
+}
 
 INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -114,6 +116,7 @@ INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, c
   // Elements of a row in 64 bytes.
   const int step = 64 / element;
   const int64_t pair_bytes = (int64_t)width * 4;
+  const __mmask16 lanes = rows == 16 ? (__mmask16)0xffff : ROW_MASK;
   // Puts the first two codes of four dwords before their last two, as convert() wants them.
   const __m512i halves = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
   for (int64_t k = 0; k < k_count; k += step) {
@@ -127,13 +130,13 @@ INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, c
     unsigned char *out = packed + k / 2 * pair_bytes;
     for (int i = 0; i < 16; i++) {
       if (element == 2) {
-        if (i < pairs) _mm512_storeu_si512(out + i * pair_bytes, block[i]);
+        if (i < pairs) _mm512_mask_storeu_epi32(out + i * pair_bytes, lanes, block[i]);
       } else {
         __m512i even;
         __m512i odd;
         convert(tables, _mm512_shuffle_epi8(block[i], halves), &even, &odd);
-        if (2 * i < pairs) _mm512_storeu_si512(out + 2 * i * pair_bytes, even);
-        if (2 * i + 1 < pairs) _mm512_storeu_si512(out + (2 * i + 1) * pair_bytes, odd);
+        if (2 * i < pairs) _mm512_mask_storeu_epi32(out + 2 * i * pair_bytes, lanes, even);
+        if (2 * i + 1 < pairs) _mm512_mask_storeu_epi32(out + (2 * i + 1) * pair_bytes, lanes, odd);
       }
     }
   }
@@ -172,8 +175,8 @@ INLINE void pack_a_columns(fp8core_dtype dtype, const byte_tables *tables, __m51
     codes = _mm512_inserti32x4(codes, _mm_maskz_loadu_epi8(columns, k_rows[3]), 3);
     convert(tables, _mm512_permutexvar_epi8(order, codes), &first, &second);
   }
-  _mm512_storeu_si512(packed, first);
-  if (pairs > 1) _mm512_storeu_si512(packed + ROWS * 4, second);
+  _mm512_mask_storeu_epi32(packed, ROW_MASK, first);
+  if (pairs > 1) _mm512_mask_storeu_epi32(packed + ROWS * 4, ROW_MASK, second);
 }
 
 INLINE void pack_a_k_strided(const fp8core_gemm_operand *source, fp8core_dtype dtype, int64_t first, int64_t count,
@@ -358,9 +361,9 @@ const fp8core_gemm_kernels fp8core_gemm_avx512_bf16 = {
   .columns = COLUMNS,
   .k_unit = 2,
   .packed_bytes = 2,
-  .block_k = 1024,
-  .task_row_panels = 6,
-  .task_column_panels = 32,
+  .block_k = 512,
+  .task_row_panels = 16,
+  .task_column_panels = 8,
   .pack_a = pack_a,
   .pack_b = pack_b,
   .multiply = multiply,
