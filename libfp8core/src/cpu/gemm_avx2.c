@@ -140,14 +140,14 @@ ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *
     for (int j = 0; j < vectors; j++)
       sums[i][j] = accumulate ? _mm256_load_ps(tile + i * COLUMNS + j * 8) : _mm256_setzero_ps();
   for (int64_t unit = 0; unit < k; unit++) {
-    __m256 columns[2];
-#pragma GCC unroll 2
-    for (int j = 0; j < vectors; j++) columns[j] = _mm256_load_ps(b + j * 8);
+    // Not an array: clang would keep one in memory.
+    const __m256 left = _mm256_load_ps(b);
+    const __m256 right = vectors > 1 ? _mm256_load_ps(b + 8) : left;
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++) {
       const __m256 row = _mm256_set1_ps(a[i]);
-#pragma GCC unroll 2
-      for (int j = 0; j < vectors; j++) sums[i][j] = _mm256_fmadd_ps(row, columns[j], sums[i][j]);
+      sums[i][0] = _mm256_fmadd_ps(row, left, sums[i][0]);
+      if (vectors > 1) sums[i][1] = _mm256_fmadd_ps(row, right, sums[i][1]);
     }
     a += ROWS;
     b += COLUMNS;

@@ -145,14 +145,14 @@ ALWAYS_INLINE void multiply_rows(int rows, int vectors, int64_t k, const float *
     for (int j = 0; j < vectors; j++)
       sums[i][j] = accumulate ? _mm512_load_ps(tile + i * COLUMNS + j * 16) : _mm512_setzero_ps();
   for (int64_t unit = 0; unit < k; unit++) {
-    __m512 columns[2];
-#pragma GCC unroll 2
-    for (int j = 0; j < vectors; j++) columns[j] = _mm512_load_ps(b + j * 16);
+    // Not an array: clang would keep one in memory.
+    const __m512 left = _mm512_load_ps(b);
+    const __m512 right = vectors > 1 ? _mm512_load_ps(b + 16) : left;
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) {
       const __m512 row = _mm512_set1_ps(a[i]);
-#pragma GCC unroll 2
-      for (int j = 0; j < vectors; j++) sums[i][j] = _mm512_fmadd_ps(row, columns[j], sums[i][j]);
+      sums[i][0] = _mm512_fmadd_ps(row, left, sums[i][0]);
+      if (vectors > 1) sums[i][1] = _mm512_fmadd_ps(row, right, sums[i][1]);
     }
     a += ROWS;
     b += COLUMNS;

@@ -302,16 +302,16 @@ INLINE void multiply_rows(int rows, int vectors, int64_t pairs, const unsigned c
     for (int j = 0; j < vectors; j++)
       sums[i][j] = accumulate ? _mm512_load_ps(tile + i * COLUMNS + j * 16) : _mm512_setzero_ps();
   for (int64_t pair = 0; pair < pairs; pair++) {
-    __m512bh columns[2];
-#pragma GCC unroll 2
-    for (int j = 0; j < vectors; j++) columns[j] = (__m512bh)_mm512_load_si512(b + j * 64);
+    // Not an array: clang would keep one in memory.
+    const __m512bh left = (__m512bh)_mm512_load_si512(b);
+    const __m512bh right = vectors > 1 ? (__m512bh)_mm512_load_si512(b + 64) : left;
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) {
       int32_t codes;
       memcpy(&codes, a + i * 4, sizeof(codes));
       const __m512bh row = (__m512bh)_mm512_set1_epi32(codes);
-#pragma GCC unroll 2
-      for (int j = 0; j < vectors; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], row, columns[j]);
+      sums[i][0] = _mm512_dpbf16_ps(sums[i][0], row, left);
+      if (vectors > 1) sums[i][1] = _mm512_dpbf16_ps(sums[i][1], row, right);
     }
     a += ROWS * 4;
     b += COLUMNS * 4;
