@@ -267,10 +267,7 @@ static double reference_activation(fp8core_accumulation accumulation, fp8core_ep
 }
 
 static void raise_amax(float *amax, float value) {
-  if (!amax) return;
-  uint32_t bits = fp8core_float_bits(value) & FP8CORE_F32_MAGNITUDE;
-  if (bits > FP8CORE_F32_INFINITY) bits = FP8CORE_F32_QUIET_NAN;
-  if (bits > (fp8core_float_bits(*amax) & FP8CORE_F32_MAGNITUDE)) *amax = fp8core_bits_float(bits);
+  fp8core_raise_amax(amax, fp8core_float_bits(value) & FP8CORE_F32_MAGNITUDE);
 }
 
 #define REFERENCE_COLUMNS 64

@@ -52,18 +52,6 @@ static inline int fp8core_gemm_factor_fits(double factor) {
   return !(magnitude < 0x1p-126 && magnitude > 0) && !(magnitude > 0x1.fffffep127 && magnitude < (double)INFINITY);
 }
 
-static inline float fp8core_gemm_activation(fp8core_epilogue epilogue, float value, float auxiliary) {
-  switch (epilogue) {
-  case FP8CORE_EPILOGUE_NONE: break;
-  // Not fmaxf: a NaN must stay one.
-  case FP8CORE_EPILOGUE_RELU: return value < 0.0f ? 0.0f : value;
-  case FP8CORE_EPILOGUE_GELU: return fp8core_gelu(value);
-  case FP8CORE_EPILOGUE_RELU_BACKWARD: return auxiliary > 0.0f ? value : 0.0f;
-  case FP8CORE_EPILOGUE_GELU_BACKWARD: return value * fp8core_gelu_derivative(auxiliary);
-  }
-  return value;
-}
-
 static inline float fp8core_scale_of(const float *scale) { return scale ? *scale : 1.0f; }
 
 #endif

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "fp8core/dtype.h"
+#include "fp8core/gemm.h"
 #include "fp8core/scaling.h"
 
 #if defined(__CUDACC__)
@@ -87,6 +88,14 @@ FP8CORE_RULE uint32_t fp8core_decode_bits(fp8core_dtype dtype, uint32_t code) {
   return sign |
          fp8core_float_bits((float)magnitude *
                             fp8core_bits_float((uint32_t)(127 + format.min_exponent - format.mantissa_bits) << 23));
+}
+
+// Raises *amax, which may be NULL, to the magnitude (FP32 bits without sign) if that is larger in the order of
+// integers, in which NaN > infinity > finite. A NaN is stored as the quiet one.
+FP8CORE_RULE void fp8core_raise_amax(float *amax, uint32_t magnitude) {
+  if (!amax) return;
+  if (magnitude > FP8CORE_F32_INFINITY) magnitude = FP8CORE_F32_QUIET_NAN;
+  if (magnitude > (fp8core_float_bits(*amax) & FP8CORE_F32_MAGNITUDE)) *amax = fp8core_bits_float(magnitude);
 }
 
 // Rounds the magnitude (FP32 bits without sign) to nearest, ties to even. Returns the code without sign.
@@ -221,6 +230,18 @@ FP8CORE_RULE float fp8core_gelu_derivative(float x) {
   // Far out the derivative of tanh is 0 while x * x may overflow.
   if (t * t == 1.0f) return 0.5f * (1.0f + t);
   return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
+FP8CORE_RULE float fp8core_gemm_activation(fp8core_epilogue epilogue, float value, float auxiliary) {
+  switch (epilogue) {
+  case FP8CORE_EPILOGUE_NONE: break;
+  // Not fmaxf: a NaN must stay one.
+  case FP8CORE_EPILOGUE_RELU: return value < 0.0f ? 0.0f : value;
+  case FP8CORE_EPILOGUE_GELU: return fp8core_gelu(value);
+  case FP8CORE_EPILOGUE_RELU_BACKWARD: return auxiliary > 0.0f ? value : 0.0f;
+  case FP8CORE_EPILOGUE_GELU_BACKWARD: return value * fp8core_gelu_derivative(auxiliary);
+  }
+  return value;
 }
 
 #endif

@@ -10,12 +10,6 @@ FP8CORE_RULE void fp8core_store_scale(const fp8core_scaling_arrays *state, int64
   state->scale_inverse[index] = 1.0f / scale;
 }
 
-// Raises *amax by the integer order of magnitudes, in which NaN > infinity > finite.
-FP8CORE_RULE void fp8core_raise_amax(float *amax, float candidate) {
-  const uint32_t bits = fp8core_float_bits(candidate) & FP8CORE_F32_MAGNITUDE;
-  if (bits > (fp8core_float_bits(*amax) & FP8CORE_F32_MAGNITUDE)) *amax = fp8core_bits_float(bits);
-}
-
 // After a just-in-time pass: the scale from measured[index].
 FP8CORE_RULE void fp8core_calibrate_rule(const fp8core_scaling_arrays *state, int64_t index) {
   fp8core_store_scale(state, index,

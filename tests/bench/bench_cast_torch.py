@@ -5,6 +5,7 @@ what just-in-time scaling does (amax of the tensor, scale from it, scaled cast),
 Ours gathers amax and counts in the cast, PyTorch's does not. Exits with 77 without PyTorch.
 """
 import ctypes
+import os
 import statistics
 import sys
 import time
@@ -15,50 +16,16 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "interop"))
+from fp8core_ctypes import E4M3, FP32, CastOptions, ContextOptions, ScalingOptions, load, vector
+
 ROUNDS = 15
-E4M3, FP32 = 0, 4
 elements = int(sys.argv[2]) if len(sys.argv) > 2 else 64 << 20
 threads = int(sys.argv[3]) if len(sys.argv) > 3 else 2
 torch.set_num_threads(threads)
 
 
-class Device(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("index", ctypes.c_int)]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("dtype", ctypes.c_int), ("dimensions", ctypes.c_int), ("shape", ctypes.c_int64 * 4),
-        ("row_stride", ctypes.c_int64), ("device", Device), ("scale_granularity", ctypes.c_int),
-        ("scale", ctypes.c_void_p), ("scale_inverse", ctypes.c_void_p), ("amax", ctypes.c_void_p),
-    ]
-
-
-class ContextOptions(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t), ("api_version", ctypes.c_int), ("device", Device), ("threads", ctypes.c_int),
-        ("isa", ctypes.c_int), ("use_stream", ctypes.c_int), ("stream", ctypes.c_void_p),
-        ("workspace_bytes", ctypes.c_size_t), ("seed", ctypes.c_uint64), ("log", ctypes.c_void_p),
-        ("log_user_data", ctypes.c_void_p),
-    ]
-
-
-class CastOptions(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t), ("rounding", ctypes.c_int), ("saturate", ctypes.c_int), ("tensor_id", ctypes.c_uint32),
-        ("step", ctypes.c_uint32), ("first_element", ctypes.c_uint64), ("statistics", ctypes.c_void_p),
-    ]
-
-
-class ScalingOptions(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t), ("policy", ctypes.c_int), ("history_length", ctypes.c_int),
-        ("amax_choice", ctypes.c_int), ("margin", ctypes.c_int), ("power_of_two", ctypes.c_int),
-    ]
-
-
-library = ctypes.CDLL(sys.argv[1])
-library.fp8core_last_error.restype = ctypes.c_char_p
+library = load(sys.argv[1])
 
 
 def checked(status):
@@ -82,7 +49,7 @@ cast_options = CastOptions(size=ctypes.sizeof(CastOptions), saturate=1, statisti
 
 
 def tensor(memory, dtype):
-    return Tensor(data=memory.data_ptr(), dtype=dtype, dimensions=1, shape=(ctypes.c_int64 * 4)(elements))
+    return vector(memory.data_ptr(), dtype, elements)
 
 
 source, destination = tensor(values, FP32), tensor(codes, E4M3)

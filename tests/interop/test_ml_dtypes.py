@@ -9,7 +9,8 @@ except ImportError as missing:
     print(f"skipped: {missing}; see requirements.txt and the option interop_python")
     sys.exit(77)
 
-E4M3, E5M2, BF16, FP16, FP32 = range(5)
+from fp8core_ctypes import BF16, E4M3, E5M2, FP16, FP32, CastOptions, load, vector
+
 TYPES = {
     E4M3: (ml_dtypes.float8_e4m3fn, np.uint8),
     E5M2: (ml_dtypes.float8_e5m2, np.uint8),
@@ -20,33 +21,13 @@ TYPES = {
 NAMES = {E4M3: "e4m3", E5M2: "e5m2", BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
 
-class Device(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("index", ctypes.c_int)]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("dtype", ctypes.c_int), ("dimensions", ctypes.c_int), ("shape", ctypes.c_int64 * 4),
-        ("row_stride", ctypes.c_int64), ("device", Device), ("scale_granularity", ctypes.c_int),
-        ("scale", ctypes.c_void_p), ("scale_inverse", ctypes.c_void_p), ("amax", ctypes.c_void_p),
-    ]
-
-
-class CastOptions(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t), ("rounding", ctypes.c_int), ("saturate", ctypes.c_int), ("tensor_id", ctypes.c_uint32),
-        ("step", ctypes.c_uint32), ("first_element", ctypes.c_uint64), ("statistics", ctypes.c_void_p),
-    ]
-
-
-library = ctypes.CDLL(sys.argv[1])
-library.fp8core_last_error.restype = ctypes.c_char_p
+library = load(sys.argv[1])
 context = ctypes.c_void_p()
 assert library.fp8core_context_create(ctypes.byref(context), None) == 0, library.fp8core_last_error()
 
 
 def tensor(array, dtype):
-    return Tensor(data=array.ctypes.data, dtype=dtype, dimensions=1, shape=(ctypes.c_int64 * 4)(array.size))
+    return vector(array.ctypes.data, dtype, array.size)
 
 
 def cast(codes, source, destination):

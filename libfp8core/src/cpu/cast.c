@@ -65,10 +65,6 @@ static void add_totals(fp8core_cast_totals *sum, const fp8core_cast_totals *part
   sum->nonfinite += part->nonfinite;
 }
 
-static void raise_amax(float *amax, uint32_t magnitude) {
-  if (amax && magnitude > (fp8core_float_bits(*amax) & FP8CORE_F32_MAGNITUDE)) *amax = fp8core_bits_float(magnitude);
-}
-
 typedef struct cast_plan {
   const fp8core_cast_job *job;
   fp8core_cast_kernel kernel;
@@ -257,7 +253,7 @@ fp8core_status fp8core_cpu_cast(fp8core_context *context, const fp8core_cast_job
                                 elements >= STREAMING_BYTES / (plan.source_bytes + plan.destination_bytes);
     cast_parallel(&plan, 0, elements, CACHE_LINE, &totals);
   }
-  raise_amax(job->destination.amax, totals.amax);
+  fp8core_raise_amax(job->destination.amax, totals.amax);
   if (job->statistics) {
     job->statistics->elements += (uint64_t)elements;
     job->statistics->saturated += (uint64_t)totals.saturated;
@@ -295,6 +291,6 @@ fp8core_status fp8core_cpu_amax(fp8core_context *context, int64_t rows, int64_t 
 #endif
     add_totals(&totals, &part);
   }
-  raise_amax(amax, totals.amax);
+  fp8core_raise_amax(amax, totals.amax);
   return FP8CORE_OK;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cast.h"
+#include "cast_table.h"
 #include "numerics.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -336,33 +337,7 @@ ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, con
   totals->amax = amax > totals->amax ? amax : totals->amax;
 }
 
-#define CAST_KERNEL(source_name, destination_name, rounding_name, stochastic)                                          \
-  static void cast_##source_name##_##destination_name##_##rounding_name(                                               \
-    const fp8core_cast_parameters *parameters, const void *source, void *destination, int64_t elements,                \
-    uint64_t first_element, fp8core_cast_totals *totals) {                                                             \
-    cast_run(FP8CORE_##source_name, FP8CORE_##destination_name, stochastic, parameters, source, destination, elements, \
-             first_element, totals);                                                                                   \
-  }
-// To FP32 nothing is rounded, so that both roundings share a kernel.
-#define CAST_KERNELS(source_name)                                                                                      \
-  CAST_KERNEL(source_name, E4M3, nearest_even, 0)                                                                      \
-  CAST_KERNEL(source_name, E4M3, stochastic, 1)                                                                        \
-  CAST_KERNEL(source_name, E5M2, nearest_even, 0)                                                                      \
-  CAST_KERNEL(source_name, E5M2, stochastic, 1)                                                                        \
-  CAST_KERNEL(source_name, BF16, nearest_even, 0)                                                                      \
-  CAST_KERNEL(source_name, BF16, stochastic, 1)                                                                        \
-  CAST_KERNEL(source_name, FP16, nearest_even, 0)                                                                      \
-  CAST_KERNEL(source_name, FP16, stochastic, 1)                                                                        \
-  CAST_KERNEL(source_name, FP32, nearest_even, 0)                                                                      \
-  static void amax_##source_name(float scale_inverse, const void *source, int64_t elements,                            \
-                                 fp8core_cast_totals *totals) {                                                        \
-    amax_run(FP8CORE_##source_name, scale_inverse, source, elements, totals);                                          \
-  }
-CAST_KERNELS(E4M3)
-CAST_KERNELS(E5M2)
-CAST_KERNELS(BF16)
-CAST_KERNELS(FP16)
-CAST_KERNELS(FP32)
+FP8CORE_CAST_KERNELS
 
 // Four rounds of unpacking transpose 16 x 16 bytes, two such blocks side by side.
 static void transpose_1(const unsigned char *source, int64_t source_stride, unsigned char *destination,
@@ -389,19 +364,10 @@ static void transpose_1(const unsigned char *source, int64_t source_stride, unsi
   }
 }
 
-#define ENTRY(source_name, destination_name)                                                                           \
-  { cast_##source_name##_##destination_name##_nearest_even, cast_##source_name##_##destination_name##_stochastic }
-#define ENTRIES(source_name)                                                                                           \
-  {                                                                                                                    \
-    ENTRY(source_name, E4M3), ENTRY(source_name, E5M2), ENTRY(source_name, BF16), ENTRY(source_name, FP16), {          \
-      cast_##source_name##_FP32_nearest_even, cast_##source_name##_FP32_nearest_even                                   \
-    }                                                                                                                  \
-  }
-
 void fp8core_cast_kernels_avx2(fp8core_cast_kernels *kernels) {
   static const fp8core_cast_kernels table = {
-    .cast = {ENTRIES(E4M3), ENTRIES(E5M2), ENTRIES(BF16), ENTRIES(FP16), ENTRIES(FP32)},
-    .amax = {amax_E4M3, amax_E5M2, amax_BF16, amax_FP16, amax_FP32},
+    .cast = FP8CORE_CAST_TABLE,
+    .amax = FP8CORE_AMAX_TABLE,
   };
   memcpy(kernels->cast, table.cast, sizeof(table.cast));
   memcpy(kernels->amax, table.amax, sizeof(table.amax));

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cast.h"
+#include "cast_table.h"
 #include "numerics.h"
 
 static inline uint32_t load_code(const unsigned char *source, int64_t index, size_t bytes) {
@@ -73,31 +74,7 @@ static inline __attribute__((always_inline)) void amax_run(fp8core_dtype source_
   totals->amax = amax;
 }
 
-#define CAST_KERNEL(source_name, destination_name, rounding_name, stochastic)                                          \
-  static void cast_##source_name##_##destination_name##_##rounding_name(                                               \
-    const fp8core_cast_parameters *parameters, const void *source, void *destination, int64_t elements,                \
-    uint64_t first_element, fp8core_cast_totals *totals) {                                                             \
-    cast_run(FP8CORE_##source_name, FP8CORE_##destination_name, stochastic, parameters, source, destination, elements, \
-             first_element, totals);                                                                                   \
-  }
-#define CAST_KERNELS_TO(source_name, destination_name)                                                                 \
-  CAST_KERNEL(source_name, destination_name, nearest_even, 0)                                                          \
-  CAST_KERNEL(source_name, destination_name, stochastic, 1)
-#define CAST_KERNELS(source_name)                                                                                      \
-  CAST_KERNELS_TO(source_name, E4M3)                                                                                   \
-  CAST_KERNELS_TO(source_name, E5M2)                                                                                   \
-  CAST_KERNELS_TO(source_name, BF16)                                                                                   \
-  CAST_KERNELS_TO(source_name, FP16)                                                                                   \
-  CAST_KERNELS_TO(source_name, FP32)                                                                                   \
-  static void amax_##source_name(float scale_inverse, const void *source, int64_t elements,                            \
-                                 fp8core_cast_totals *totals) {                                                        \
-    amax_run(FP8CORE_##source_name, scale_inverse, source, elements, totals);                                          \
-  }
-CAST_KERNELS(E4M3)
-CAST_KERNELS(E5M2)
-CAST_KERNELS(BF16)
-CAST_KERNELS(FP16)
-CAST_KERNELS(FP32)
+FP8CORE_CAST_KERNELS
 
 static inline __attribute__((always_inline)) void transpose_tile(size_t bytes, const unsigned char *source,
                                                                  int64_t source_stride, unsigned char *destination,
@@ -123,18 +100,10 @@ static void transpose_4(const unsigned char *source, int64_t source_stride, unsi
   transpose_tile(4, source, source_stride, destination, destination_stride);
 }
 
-#define ENTRY(source_name, destination_name)                                                                           \
-  { cast_##source_name##_##destination_name##_nearest_even, cast_##source_name##_##destination_name##_stochastic }
-#define ENTRIES(source_name)                                                                                           \
-  {                                                                                                                    \
-    ENTRY(source_name, E4M3), ENTRY(source_name, E5M2), ENTRY(source_name, BF16), ENTRY(source_name, FP16),            \
-      ENTRY(source_name, FP32)                                                                                         \
-  }
-
 void fp8core_cast_kernels_scalar(fp8core_cast_kernels *kernels) {
   static const fp8core_cast_kernels table = {
-    .cast = {ENTRIES(E4M3), ENTRIES(E5M2), ENTRIES(BF16), ENTRIES(FP16), ENTRIES(FP32)},
-    .amax = {amax_E4M3, amax_E5M2, amax_BF16, amax_FP16, amax_FP32},
+    .cast = FP8CORE_CAST_TABLE,
+    .amax = FP8CORE_AMAX_TABLE,
     .transpose = {transpose_1, transpose_2, transpose_4},
   };
   *kernels = table;

@@ -1,5 +1,7 @@
 #include "cpu.h"
 
+#include <pthread.h>
+
 #if defined(__x86_64__)
 #  include <cpuid.h>
 
@@ -12,7 +14,7 @@ static uint64_t read_xcr0(void) {
   return (uint64_t)high << 32 | low;
 }
 
-uint32_t fp8core_cpu_features(void) {
+static uint32_t read_features(void) {
   unsigned a;
   unsigned b;
   unsigned c;
@@ -38,8 +40,19 @@ uint32_t fp8core_cpu_features(void) {
   return features;
 }
 #else
-uint32_t fp8core_cpu_features(void) { return 0; }
+static uint32_t read_features(void) { return 0; }
 #endif
+
+// CPUID traps in a virtual machine, which makes it thousands of cycles.
+static uint32_t features_found;
+static pthread_once_t features_once = PTHREAD_ONCE_INIT;
+
+static void find_features(void) { features_found = read_features(); }
+
+uint32_t fp8core_cpu_features(void) {
+  (void)pthread_once(&features_once, find_features);
+  return features_found;
+}
 
 fp8core_isa fp8core_isa_of_features(uint32_t features) {
   const uint32_t avx2 = FP8CORE_CPU_AVX2 | FP8CORE_CPU_FMA | FP8CORE_CPU_F16C;

@@ -386,12 +386,6 @@ static int choose_threads(const fp8core_context *context, const fp8core_gemm_job
   return products < (double)PARALLEL_PRODUCTS ? 1 : context->threads;
 }
 
-static void raise_amax(float *amax, uint32_t magnitude) {
-  if (!amax) return;
-  if (magnitude > FP8CORE_F32_INFINITY) magnitude = FP8CORE_F32_QUIET_NAN;
-  if (magnitude > (fp8core_float_bits(*amax) & FP8CORE_F32_MAGNITUDE)) *amax = fp8core_bits_float(magnitude);
-}
-
 static void store_bias_gradient(const gemm_plan *plan) {
   const fp8core_tensor *gradient = &plan->job->bias_gradient;
   const int64_t n = plan->job->n;
@@ -406,7 +400,7 @@ static void store_bias_gradient(const gemm_plan *plan) {
     if (magnitude > largest) largest = magnitude;
     fp8core_store_element(FP8CORE_FP32, gradient->data, column, total[column] * scale);
   }
-  raise_amax(gradient->amax, largest);
+  fp8core_raise_amax(gradient->amax, largest);
 }
 
 // Everything that a thread does: its share of one product after the other, or whole products of its own.
@@ -484,9 +478,9 @@ fp8core_status fp8core_cpu_gemm(fp8core_context *context, const fp8core_gemm_job
     if (maxima[i].d > maxima[0].d) maxima[0].d = maxima[i].d;
     if (maxima[i].auxiliary > maxima[0].auxiliary) maxima[0].auxiliary = maxima[i].auxiliary;
   }
-  raise_amax(job->d.amax, maxima[0].d);
+  fp8core_raise_amax(job->d.amax, maxima[0].d);
   if (job->options.epilogue == FP8CORE_EPILOGUE_RELU || job->options.epilogue == FP8CORE_EPILOGUE_GELU)
-    raise_amax(job->auxiliary.amax, maxima[0].auxiliary);
+    fp8core_raise_amax(job->auxiliary.amax, maxima[0].auxiliary);
   if (plan.column_sums) store_bias_gradient(&plan);
   return FP8CORE_OK;
 }

@@ -113,18 +113,6 @@ static __device__ __forceinline__ void store_values(const fp8core_rows &to, int6
 
 static __device__ __forceinline__ float scale_or_one(const float *scale) { return scale ? *scale : 1.0f; }
 
-static __device__ __forceinline__ float activate(fp8core_epilogue epilogue, float value, float auxiliary) {
-  switch (epilogue) {
-  case FP8CORE_EPILOGUE_NONE: break;
-  // Not fmaxf: a NaN must stay one.
-  case FP8CORE_EPILOGUE_RELU: return value < 0.0f ? 0.0f : value;
-  case FP8CORE_EPILOGUE_GELU: return fp8core_gelu(value);
-  case FP8CORE_EPILOGUE_RELU_BACKWARD: return auxiliary > 0.0f ? value : 0.0f;
-  case FP8CORE_EPILOGUE_GELU_BACKWARD: return value * fp8core_gelu_derivative(auxiliary);
-  }
-  return value;
-}
-
 static __device__ __forceinline__ void raise(uint32_t *amax, float value) {
   const uint32_t magnitude = fp8core_float_bits(value) & FP8CORE_F32_MAGNITUDE;
   *amax = magnitude > *amax ? magnitude : *amax;
@@ -194,7 +182,7 @@ static __global__ __launch_bounds__(threads) void epilogue_kernel(const fp8core_
         }
         if (job.epilogue != FP8CORE_EPILOGUE_NONE) {
 #pragma unroll
-          for (int i = 0; i < 4; i++) values[i] = activate(job.epilogue, values[i], auxiliary[i]);
+          for (int i = 0; i < 4; i++) values[i] = fp8core_gemm_activation(job.epilogue, values[i], auxiliary[i]);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
