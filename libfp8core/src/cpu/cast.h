@@ -43,6 +43,9 @@ typedef void (*fp8core_transpose_kernel)(const unsigned char *source, int64_t so
                                          int64_t destination_stride);
 #define FP8CORE_TILE 64
 
+// How far ahead of its reads a kernel prefetches: the hardware's own prefetch stops at the end of a page of 4 KiB.
+#define FP8CORE_PREFETCH_BYTES 6144
+
 typedef struct fp8core_cast_kernels {
   // [source dtype][destination dtype][nearest, stochastic]
   fp8core_cast_kernel cast[FP8CORE_DTYPE_COUNT][FP8CORE_DTYPE_COUNT][2];

@@ -27,16 +27,19 @@ typedef struct cast_constants {
 
 typedef struct cast_sums {
   __m256i amax;
-  // Minus the number of zero values, in each lane.
-  __m256i zero_values;
-  int64_t zero_codes;
   int64_t saturated;
+  int64_t flushed_to_zero;
   int64_t nonfinite;
 } cast_sums;
 
 ALWAYS_INLINE __m256i splat(uint32_t value) { return _mm256_set1_epi32((int)value); }
 
 ALWAYS_INLINE int64_t bytes_of(fp8core_dtype dtype) { return fp8core_format_of(dtype).bits / 8; }
+
+// What is read FP8CORE_PREFETCH_BYTES later; an address beyond the tensor does nothing.
+ALWAYS_INLINE void prefetch(const unsigned char *source) {
+  _mm_prefetch((const char *)((uintptr_t)source + FP8CORE_PREFETCH_BYTES), _MM_HINT_T0);
+}
 
 // Eight elements as FP32, times 2^-8 for E4M3: its codes are read as FP16 with the exponent bias of 15 instead of 7,
 // which is exact, subnormals included.
@@ -110,23 +113,25 @@ ALWAYS_INLINE void draw32(const fp8core_cast_parameters *parameters, uint64_t bl
   draws[3] = _mm256_unpackhi_epi64(high01, high23);
 }
 
-// Adding 2^(exponent + 23 - mantissa bits) rounds to the destination's mantissa at that exponent, and leaves the
-// rounded significand in the low bits of the sum; the code is that plus the exponent's share. Exponents below the
-// smallest normal count as that one, which makes the subnormals.
+// FP32 to BF16.
+ALWAYS_INLINE __m256i encode_bf16(__m256i bits) {
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), splat(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, splat(0x7fff)), odd), 16);
+}
+
+// As in the AVX-512 tier: codes of E4M3 or E5M2 times 2^nearest_shift().
+ALWAYS_INLINE int nearest_shift(fp8core_dtype dtype) { return 7 - fp8core_format_of(dtype).mantissa_bits; }
+
 ALWAYS_INLINE __m256i encode_nearest(fp8core_dtype dtype, __m256 magnitude) {
   const fp8core_format format = fp8core_format_of(dtype);
-  const uint32_t min_exponent = (uint32_t)(format.min_exponent + 127) << 23;
-  const int shift = 23 - format.mantissa_bits;
-  const __m256i bits = _mm256_castps_si256(magnitude);
-  if (dtype == FP8CORE_BF16) {
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), splat(1));
-    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, splat(0x7fff)), odd), 16);
-  }
-  const __m256i exponent = _mm256_max_epi32(_mm256_and_si256(bits, splat(0x7f800000)), splat(min_exponent));
-  const __m256i addend = _mm256_add_epi32(exponent, splat((uint32_t)shift << 23));
-  const __m256i sum = _mm256_castps_si256(_mm256_add_ps(magnitude, _mm256_castsi256_ps(addend)));
-  const __m256i share = _mm256_srli_epi32(_mm256_sub_epi32(exponent, splat(min_exponent)), shift);
-  return _mm256_add_epi32(_mm256_sub_epi32(sum, addend), share);
+  const uint32_t shift = (uint32_t)(23 - format.mantissa_bits);
+  const uint32_t min_exponent = (uint32_t)(format.min_exponent + 127);
+  const uint32_t m = (UINT32_C(1) << 16) - ((min_exponent + shift) << format.mantissa_bits);
+  const __m256i exponent =
+    _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(magnitude), splat(0x7f800000)), splat(min_exponent << 23));
+  const __m256 sum =
+    _mm256_fmadd_ps(_mm256_castsi256_ps(exponent), _mm256_castsi256_ps(splat((127 + shift) << 23 | m)), magnitude);
+  return _mm256_madd_epi16(_mm256_castps_si256(sum), splat(UINT32_C(1) << 16 | UINT32_C(1) << nearest_shift(dtype)));
 }
 
 // fp8core_encode_stochastic() for magnitudes below the maximum, and for those that take the place of larger ones.
@@ -170,6 +175,14 @@ ALWAYS_INLINE int64_t lanes_of(__m256i mask) {
   return __builtin_popcount((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
 }
 
+// What the codes have more zeros than the values. Elements around a partial block are zeros on both sides.
+ALWAYS_INLINE void count_flushed(int zero_codes, const __m256i magnitude[4], cast_sums *sums) {
+  if (__builtin_expect(zero_codes == 0, 1)) return;
+  sums->flushed_to_zero += zero_codes;
+  for (int i = 0; i < 4; i++)
+    sums->flushed_to_zero -= lanes_of(_mm256_cmpeq_epi32(magnitude[i], _mm256_setzero_si256()));
+}
+
 ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
                               const fp8core_cast_parameters *parameters, const cast_constants *constants,
                               const unsigned char *source, unsigned char *destination, uint64_t first_element,
@@ -184,7 +197,6 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
       _mm256_mul_ps(load8(source_dtype, source + i * 8 * bytes_of(source_dtype)), constants->scale_inverse));
     magnitude[i] = _mm256_and_si256(value[i], splat(FP8CORE_F32_MAGNITUDE));
     scaled[i] = _mm256_mul_ps(_mm256_castsi256_ps(magnitude[i]), constants->scale);
-    sums->zero_values = _mm256_add_epi32(sums->zero_values, _mm256_cmpeq_epi32(magnitude[i], zero));
   }
   const __m256i largest =
     _mm256_max_epi32(_mm256_max_epi32(magnitude[0], magnitude[1]), _mm256_max_epi32(magnitude[2], magnitude[3]));
@@ -204,12 +216,14 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
     }
   }
 
+  int zero_codes = 0;
   if (destination_dtype == FP8CORE_FP32) {
     for (int i = 0; i < 4; i++) {
       const __m256i bits = _mm256_castps_si256(scaled[i]);
-      sums->zero_codes += lanes_of(_mm256_cmpeq_epi32(bits, zero));
+      zero_codes += (int)lanes_of(_mm256_cmpeq_epi32(bits, zero));
       store32(destination + i * 32, with_sign(bits, value[i], splat(FP8CORE_F32_SIGN)), streaming);
     }
+    count_flushed(zero_codes, magnitude, sums);
     return;
   }
 
@@ -227,25 +241,32 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
                                    draws[i]);
     } else if (destination_dtype == FP8CORE_FP16) {
       codes[i] = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(scaled[i], TO_NEAREST));
+    } else if (destination_dtype == FP8CORE_BF16) {
+      codes[i] = encode_bf16(_mm256_castps_si256(scaled[i]));
     } else {
       codes[i] = encode_nearest(destination_dtype, scaled[i]);
     }
   }
   // The packs work within lanes of 128 bits. A signed one keeps the sign bit of every element, that of -0 too.
-  const __m256i code_words[2] = {_mm256_packus_epi32(codes[0], codes[1]), _mm256_packus_epi32(codes[2], codes[3])};
+  __m256i code_words[2] = {_mm256_packus_epi32(codes[0], codes[1]), _mm256_packus_epi32(codes[2], codes[3])};
   const __m256i value_words[2] = {_mm256_packs_epi32(value[0], value[1]), _mm256_packs_epi32(value[2], value[3])};
   if (bytes_of(destination_dtype) == 2) {
     for (int i = 0; i < 2; i++) {
       const __m256i zeros = _mm256_cmpeq_epi16(code_words[i], zero);
-      sums->zero_codes += __builtin_popcount((unsigned)_mm256_movemask_epi8(zeros)) / 2;
+      zero_codes += __builtin_popcount((unsigned)_mm256_movemask_epi8(zeros)) / 2;
       const __m256i result = with_sign(code_words[i], value_words[i], _mm256_set1_epi16(-0x8000));
       store32(destination + i * 32, _mm256_permute4x64_epi64(result, 0xd8), streaming);
     }
+    count_flushed(zero_codes, magnitude, sums);
     return;
   }
+  for (int i = 0; i < 2 && !stochastic; i++)
+    code_words[i] =
+      nearest_shift(destination_dtype) == 4 ? _mm256_srli_epi16(code_words[i], 4) : _mm256_srli_epi16(code_words[i], 5);
   const __m256i code_bytes = _mm256_packus_epi16(code_words[0], code_words[1]);
   const __m256i value_bytes = _mm256_packs_epi16(value_words[0], value_words[1]);
-  sums->zero_codes += __builtin_popcount((unsigned)_mm256_movemask_epi8(_mm256_cmpeq_epi8(code_bytes, zero)));
+  const unsigned zeros = (unsigned)_mm256_movemask_epi8(_mm256_cmpeq_epi8(code_bytes, zero));
+  if (__builtin_expect(zeros != 0, 0)) count_flushed(__builtin_popcount(zeros), magnitude, sums);
   const __m256i result = with_sign(code_bytes, value_bytes, _mm256_set1_epi8(-0x80));
   store32(destination, _mm256_permutevar8x32_epi32(result, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), streaming);
 }
@@ -281,16 +302,19 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
     .nan = splat(nan),
     .max_value = splat(format.max_value),
   };
-  const __m256i zero = _mm256_setzero_si256();
-  cast_sums sums = {zero, zero, 0, 0, 0};
+  cast_sums sums = {_mm256_setzero_si256(), 0, 0, 0};
+  const int streaming = parameters->streaming;
   const unsigned char *in = source;
   unsigned char *out = destination;
   // Blocks start at a multiple of four elements, as those of the generator do.
   const int64_t skipped = stochastic ? (int64_t)(first_element % 4) : 0;
   for (int64_t i = -skipped; i < elements; i += BLOCK) {
-    for (; i >= 0 && i + BLOCK <= elements; i += BLOCK)
-      cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, in + i * bytes_of(source_dtype),
-                 out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, parameters->streaming, &sums);
+    for (; i >= 0 && i + BLOCK <= elements; i += BLOCK) {
+      const unsigned char *from = in + i * bytes_of(source_dtype);
+      for (int64_t line = 0; line < bytes_of(source_dtype) * BLOCK; line += 64) prefetch(from + line);
+      cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, from,
+                 out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, streaming, &sums);
+    }
     if (i >= elements) break;
     const int64_t low = i < 0 ? -i : 0;
     const int64_t high = elements - i < BLOCK ? elements - i : BLOCK;
@@ -303,17 +327,13 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
     memcpy(out + (i + low) * bytes_of(destination_dtype), results + low * bytes_of(destination_dtype),
            (size_t)((high - low) * bytes_of(destination_dtype)));
   }
-  if (parameters->streaming) _mm_sfence();
+  if (streaming) _mm_sfence();
 
   const uint32_t amax = reduce_amax(sums.amax);
   totals->amax = amax > totals->amax ? amax : totals->amax;
   totals->saturated += sums.saturated;
   totals->nonfinite += sums.nonfinite;
-  // The zeros around a partial block count on both sides. 32 bits a lane hold the zeros of 2^30 elements.
-  int32_t zero_values[8];
-  _mm256_storeu_si256((__m256i *)(void *)zero_values, sums.zero_values);
-  totals->flushed_to_zero += sums.zero_codes;
-  for (int i = 0; i < 8; i++) totals->flushed_to_zero += zero_values[i];
+  totals->flushed_to_zero += sums.flushed_to_zero;
 }
 
 ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, const void *source, int64_t elements,
@@ -325,6 +345,7 @@ ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, con
   for (int64_t i = 0; i < elements; i += BLOCK) {
     unsigned char buffer[BLOCK * 4] = {0};
     const unsigned char *from = in + i * bytes_of(source_dtype);
+    for (int64_t line = 0; line < bytes_of(source_dtype) * BLOCK; line += 64) prefetch(from + line);
     if (elements - i < BLOCK) from = memcpy(buffer, from, (size_t)((elements - i) * bytes_of(source_dtype)));
     for (int j = 0; j < 4; j++) {
       const __m256 value = _mm256_mul_ps(load8(source_dtype, from + j * 8 * bytes_of(source_dtype)), scales);

@@ -27,9 +27,8 @@ typedef struct cast_constants {
 
 typedef struct cast_sums {
   __m512i amax;
-  __m512i zero_values;
-  int64_t zero_codes;
   int64_t saturated;
+  int64_t flushed_to_zero;
   int64_t nonfinite;
 } cast_sums;
 
@@ -38,6 +37,11 @@ ALWAYS_INLINE __m512i splat(uint32_t value) { return _mm512_set1_epi32((int)valu
 ALWAYS_INLINE int64_t bytes_of(fp8core_dtype dtype) { return fp8core_format_of(dtype).bits / 8; }
 
 ALWAYS_INLINE __mmask16 lanes(__mmask64 block_mask, int first) { return (__mmask16)(block_mask >> first); }
+
+// What is read FP8CORE_PREFETCH_BYTES later; an address beyond the tensor does nothing.
+ALWAYS_INLINE void prefetch(const unsigned char *source) {
+  _mm_prefetch((const char *)((uintptr_t)source + FP8CORE_PREFETCH_BYTES), _MM_HINT_T0);
+}
 
 // Sixteen elements as FP32, times 2^-8 for E4M3: its codes are read as FP16 with the exponent bias of 15 instead of 7,
 // which is exact, subnormals included.
@@ -112,27 +116,29 @@ ALWAYS_INLINE void draw64(const fp8core_cast_parameters *parameters, uint64_t bl
   draws[3] = _mm512_unpackhi_epi64(high01, high23);
 }
 
-// Adding 2^(exponent + 23 - mantissa bits) rounds to the destination's mantissa at that exponent, and leaves the
-// rounded significand in the low bits of the sum; the code is that plus the exponent's share. Exponents below the
-// smallest normal count as that one, which makes the subnormals. Low 16 bits only, and more than the code by
-// nearest_excess().
-ALWAYS_INLINE __m512i encode_nearest(fp8core_dtype dtype, __m512 magnitude) {
-  const fp8core_format format = fp8core_format_of(dtype);
-  const uint32_t min_exponent = (uint32_t)(format.min_exponent + 127) << 23;
-  const __m512i bits = _mm512_castps_si512(magnitude);
-  if (dtype == FP8CORE_BF16) {
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), splat(1));
-    return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, splat(0x7fff)), odd), 16);
-  }
-  const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(bits, splat(0x7f800000)), splat(min_exponent));
-  const __m512i addend = _mm512_add_epi32(exponent, splat((uint32_t)(23 - format.mantissa_bits) << 23));
-  const __m512i sum = _mm512_castps_si512(_mm512_add_ps(magnitude, _mm512_castsi512_ps(addend)));
-  return _mm512_add_epi32(sum, _mm512_srli_epi32(exponent, (unsigned)(23 - format.mantissa_bits)));
+// FP32 to BF16, in the low halves.
+ALWAYS_INLINE __m512i encode_bf16(__m512i bits) {
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), splat(1));
+  return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, splat(0x7fff)), odd), 16);
 }
 
-ALWAYS_INLINE int nearest_excess(fp8core_dtype dtype) {
+// Codes of E4M3 or E5M2 times 2^nearest_shift(). With t the power of two of the magnitude, but at least that of the
+// smallest normal, which makes the subnormals, and g = t / 2^mantissa_bits the gap there: the sum of the magnitude and
+// (2^23 + m) g, m even and below 2^16, is rounded to a multiple of g, to nearest even, and its low half is m plus the
+// multiple. Its high half is the exponent of t + 23 - mantissa_bits, times 2^7. The code is the multiple plus
+// 2^mantissa_bits times the exponent over the smallest; m takes all constants off.
+ALWAYS_INLINE int nearest_shift(fp8core_dtype dtype) { return 7 - fp8core_format_of(dtype).mantissa_bits; }
+
+ALWAYS_INLINE __m512i encode_nearest(fp8core_dtype dtype, __m512 magnitude) {
   const fp8core_format format = fp8core_format_of(dtype);
-  return (format.min_exponent + 127) << format.mantissa_bits;
+  const uint32_t shift = (uint32_t)(23 - format.mantissa_bits);
+  const uint32_t min_exponent = (uint32_t)(format.min_exponent + 127);
+  const uint32_t m = (UINT32_C(1) << 16) - ((min_exponent + shift) << format.mantissa_bits);
+  const __m512i exponent =
+    _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(magnitude), splat(0x7f800000)), splat(min_exponent << 23));
+  const __m512 sum =
+    _mm512_fmadd_ps(_mm512_castsi512_ps(exponent), _mm512_castsi512_ps(splat((127 + shift) << 23 | m)), magnitude);
+  return _mm512_madd_epi16(_mm512_castps_si512(sum), splat(UINT32_C(1) << 16 | UINT32_C(1) << nearest_shift(dtype)));
 }
 
 // fp8core_encode_stochastic() for magnitudes below the maximum, and for those that clamp() makes.
@@ -179,10 +185,18 @@ ALWAYS_INLINE __m512i with_sign(__m512i vector, __m512i signs, __m512i sign_mask
   return _mm512_ternarylogic_epi32(sign_mask, signs, vector, 0xca);
 }
 
+// What the codes have more zeros than the values. Lanes that a mask left out are zeros on both sides.
+ALWAYS_INLINE void count_flushed(__mmask64 zero_codes, const __m512i magnitude[4], cast_sums *sums) {
+  if (__builtin_expect(zero_codes == 0, 1)) return;
+  sums->flushed_to_zero += __builtin_popcountll(zero_codes);
+  for (int i = 0; i < 4; i++)
+    sums->flushed_to_zero -= __builtin_popcount((unsigned)_mm512_testn_epi32_mask(magnitude[i], magnitude[i]));
+}
+
 ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
                               const fp8core_cast_parameters *parameters, const cast_constants *constants,
                               const unsigned char *source, unsigned char *destination, uint64_t first_element,
-                              __mmask64 mask, int partial, cast_sums *sums) {
+                              __mmask64 mask, int partial, int streaming, cast_sums *sums) {
   __m512i value[4];
   __m512i magnitude[4];
   __m512 scaled[4];
@@ -192,8 +206,6 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
                     constants->scale_inverse));
     magnitude[i] = _mm512_and_si512(value[i], splat(FP8CORE_F32_MAGNITUDE));
     scaled[i] = _mm512_mul_ps(_mm512_castsi512_ps(magnitude[i]), constants->scale);
-    sums->zero_values = _mm512_mask_sub_epi32(sums->zero_values, _mm512_testn_epi32_mask(magnitude[i], magnitude[i]),
-                                              sums->zero_values, splat(UINT32_MAX));
   }
   const __m512i largest =
     _mm512_max_epi32(_mm512_max_epi32(magnitude[0], magnitude[1]), _mm512_max_epi32(magnitude[2], magnitude[3]));
@@ -213,18 +225,19 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
     }
   }
 
+  __mmask64 zeros = 0;
   const __m512i sign_dwords = splat(FP8CORE_F32_SIGN);
-  const __m512i sign_words = _mm512_set1_epi16(-0x8000);
   if (destination_dtype == FP8CORE_FP32) {
     for (int i = 0; i < 4; i++) {
       const __m512i bits = _mm512_castps_si512(scaled[i]);
-      sums->zero_codes += __builtin_popcount((unsigned)_mm512_testn_epi32_mask(bits, bits));
+      zeros |= (__mmask64)_mm512_testn_epi32_mask(bits, bits) << (i * 16);
       const __m512i result = with_sign(bits, value[i], sign_dwords);
       if (partial)
         _mm512_mask_storeu_epi32(destination + i * 64, lanes(mask, i * 16), result);
       else
-        store64(destination + i * 64, result, 0, 0, parameters->streaming);
+        store64(destination + i * 64, result, 0, 0, streaming);
     }
+    count_flushed(zeros, magnitude, sums);
     return;
   }
 
@@ -232,6 +245,7 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
   __m512i draws[4];
   if (stochastic) draw64(parameters, first_element / 4, draws);
   const int by_instruction = destination_dtype == FP8CORE_FP16 && !stochastic;
+  const int to_bf16 = destination_dtype == FP8CORE_BF16 && !stochastic;
   for (int i = 0; i < 4; i++) {
     if (by_instruction) continue;
     if (stochastic) {
@@ -241,40 +255,43 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
       scaled[i] = _mm512_castsi512_ps(_mm512_mask_min_epi32(bits, within, bits, constants->max_value));
       codes[i] = encode_stochastic(destination_dtype, scaled[i], draws[i]);
     } else {
-      codes[i] = encode_nearest(destination_dtype, scaled[i]);
+      codes[i] = to_bf16 ? encode_bf16(_mm512_castps_si512(scaled[i])) : encode_nearest(destination_dtype, scaled[i]);
     }
-  }
-  __m512i code_words[2];
-  __m512i value_words[2];
-  for (int i = 0; i < 2; i++) {
-    if (by_instruction) {
-      code_words[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(scaled[2 * i], TO_NEAREST)),
-                                         _mm512_cvtps_ph(scaled[2 * i + 1], TO_NEAREST), 1);
-    } else {
-      code_words[i] = words(codes[2 * i], codes[2 * i + 1], 0);
-      if (!stochastic && destination_dtype != FP8CORE_BF16)
-        code_words[i] = _mm512_sub_epi16(code_words[i], _mm512_set1_epi16((short)nearest_excess(destination_dtype)));
-    }
-    value_words[i] = words(value[2 * i], value[2 * i + 1], 1);
   }
   if (bytes_of(destination_dtype) == 2) {
     for (int i = 0; i < 2; i++) {
-      sums->zero_codes += __builtin_popcount(_mm512_testn_epi16_mask(code_words[i], code_words[i]));
-      const __m512i result = with_sign(code_words[i], value_words[i], sign_words);
+      const __m512i code_words =
+        by_instruction ? _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(scaled[2 * i], TO_NEAREST)),
+                                            _mm512_cvtps_ph(scaled[2 * i + 1], TO_NEAREST), 1)
+                       : words(codes[2 * i], codes[2 * i + 1], 0);
+      const __m512i value_words = words(value[2 * i], value[2 * i + 1], 1);
+      zeros |= (__mmask64)_mm512_testn_epi16_mask(code_words, code_words) << (i * 32);
+      const __m512i result = with_sign(code_words, value_words, _mm512_set1_epi16(-0x8000));
       if (partial)
         _mm512_mask_storeu_epi16(destination + i * 64, (__mmask32)(mask >> i * 32), result);
       else
-        store64(destination + i * 64, result, 0, 0, parameters->streaming);
+        store64(destination + i * 64, result, 0, 0, streaming);
     }
+    count_flushed(zeros, magnitude, sums);
     return;
   }
-  // The packs work within lanes of 128 bits. A signed one keeps the sign bit of every word, that of -0 too.
+  // The packs work within lanes of 128 bits: four dwords of each vector come together there. Signed ones keep the sign
+  // bit of every element, that of -0 too.
+  __m512i code_words[2];
+  __m512i value_words[2];
+  for (int i = 0; i < 2; i++) {
+    code_words[i] = _mm512_packus_epi32(codes[2 * i], codes[2 * i + 1]);
+    if (!stochastic)
+      code_words[i] = nearest_shift(destination_dtype) == 4 ? _mm512_srli_epi16(code_words[i], 4)
+                                                            : _mm512_srli_epi16(code_words[i], 5);
+    value_words[i] = _mm512_packs_epi32(value[2 * i], value[2 * i + 1]);
+  }
   const __m512i code_bytes = _mm512_packus_epi16(code_words[0], code_words[1]);
   const __m512i value_bytes = _mm512_packs_epi16(value_words[0], value_words[1]);
-  sums->zero_codes += __builtin_popcountll(_mm512_testn_epi8_mask(code_bytes, code_bytes));
+  count_flushed(_mm512_testn_epi8_mask(code_bytes, code_bytes), magnitude, sums);
   const __m512i result = with_sign(code_bytes, value_bytes, _mm512_set1_epi8(-0x80));
-  store64(destination, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), result), mask, partial,
-          parameters->streaming);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  store64(destination, _mm512_permutexvar_epi32(order, result), mask, partial, streaming);
 }
 
 ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
@@ -300,15 +317,19 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
     .nan = splat(nan),
     .max_value = splat(format.max_value),
   };
-  cast_sums sums = {_mm512_setzero_si512(), _mm512_setzero_si512(), 0, 0, 0};
+  cast_sums sums = {_mm512_setzero_si512(), 0, 0, 0};
+  const int streaming = parameters->streaming;
   const unsigned char *in = source;
   unsigned char *out = destination;
   // Blocks start at a multiple of four elements, as those of the generator do.
   const int64_t skipped = stochastic ? (int64_t)(first_element % 4) : 0;
   for (int64_t i = -skipped; i < elements; i += BLOCK) {
-    for (; i >= 0 && i + BLOCK <= elements; i += BLOCK)
-      cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, in + i * bytes_of(source_dtype),
-                 out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, UINT64_MAX, 0, &sums);
+    for (; i >= 0 && i + BLOCK <= elements; i += BLOCK) {
+      const unsigned char *from = in + i * bytes_of(source_dtype);
+      for (int64_t line = 0; line < bytes_of(source_dtype); line++) prefetch(from + line * 64);
+      cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, from,
+                 out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, UINT64_MAX, 0, streaming, &sums);
+    }
     if (i >= elements) break;
     // Lanes before the first element and after the last are masked; addresses there are only computed.
     const int64_t low = i < 0 ? -i : 0;
@@ -317,17 +338,16 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
     cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants,
                (const unsigned char *)((uintptr_t)in + (uintptr_t)(i * bytes_of(source_dtype))),
                (unsigned char *)((uintptr_t)out + (uintptr_t)(i * bytes_of(destination_dtype))),
-               first_element + (uint64_t)i, mask, 1, &sums);
+               first_element + (uint64_t)i, mask, 1, 0, &sums);
   }
-  if (parameters->streaming) _mm_sfence();
+  if (streaming) _mm_sfence();
 
   const uint32_t amax = (uint32_t)_mm512_reduce_max_epi32(sums.amax);
   const uint32_t canonical = amax > FP8CORE_F32_INFINITY ? FP8CORE_F32_QUIET_NAN : amax;
   totals->amax = canonical > totals->amax ? canonical : totals->amax;
   totals->saturated += sums.saturated;
   totals->nonfinite += sums.nonfinite;
-  // Lanes that a mask left out count as zeros on both sides. 32 bits a lane hold the zeros of 2^30 elements.
-  totals->flushed_to_zero += sums.zero_codes - (int64_t)(uint32_t)_mm512_reduce_add_epi32(sums.zero_values);
+  totals->flushed_to_zero += sums.flushed_to_zero;
 }
 
 ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, const void *source, int64_t elements,
@@ -338,6 +358,7 @@ ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, con
   for (int64_t i = 0; i < elements; i += BLOCK) {
     const int full = i + BLOCK <= elements;
     const __mmask64 mask = full ? UINT64_MAX : UINT64_MAX >> (BLOCK - (elements - i));
+    for (int64_t line = 0; line < bytes_of(source_dtype); line++) prefetch(in + i * bytes_of(source_dtype) + line * 64);
     for (int j = 0; j < 4; j++) {
       const unsigned char *from = in + (i + j * 16) * bytes_of(source_dtype);
       const __m512 loaded =
