@@ -498,14 +498,17 @@ static void run_cast_transpose(const cast_case *c, const expectation *e, unsigne
   compare_guards(c, transposed, transposed_span);
 }
 
+// `aligned`: every row of the outputs starts at a multiple of 64 bytes.
 static void check_transpose(fp8core_dtype from, fp8core_dtype to, int variant, int64_t rows, int64_t columns,
-                            int threads) {
+                            int threads, int aligned) {
   cast_case c = plain_case("cast-transpose", from, to, variant);
   c.rows = rows;
   c.columns = columns;
   c.source_stride = c.columns + rows % 3;
   c.destination_stride = c.columns + rows % 2;
   c.transposed_stride = c.rows + columns % 4;
+  if (aligned) c.destination_stride = (columns + 63) / 64 * 64;
+  if (aligned) c.transposed_stride = (rows + 63) / 64 * 64;
   c.first_element = (uint64_t)columns;
   set_scale(&c, random_bits());
   unsigned char *source_memory = allocate((size_t)(c.rows * c.source_stride) * 4 + 4 * GUARD);
@@ -519,8 +522,8 @@ static void check_transpose(fp8core_dtype from, fp8core_dtype to, int variant, i
     for (c.threads = 1; c.threads <= threads; c.threads++) {
       for (int both = 0; both < 2; both++) {
         c.isa = (fp8core_isa)isa;
-        run_cast_transpose(&c, &e, source, aligned_area(destination_memory, (int)(random_bits() % 64)),
-                           aligned_area(transposed_memory, (int)(random_bits() % 64)), both);
+        run_cast_transpose(&c, &e, source, aligned_area(destination_memory, aligned ? 0 : (int)(random_bits() % 64)),
+                           aligned_area(transposed_memory, aligned ? 0 : (int)(random_bits() % 64)), both);
       }
     }
   }
@@ -531,11 +534,11 @@ static void check_transpose(fp8core_dtype from, fp8core_dtype to, int variant, i
 }
 
 static void check_transposes(fp8core_dtype from, fp8core_dtype to, int variant) {
-  static const int64_t shapes[][2] = {{1, 1},   {1, 70},   {70, 1},   {63, 65}, {64, 64},
-                                      {65, 63}, {64, 256}, {71, 257}, {31, 300}};
+  static const int64_t shapes[][2] = {{1, 1},   {1, 70},   {70, 1},   {63, 65},  {64, 64},
+                                      {65, 63}, {64, 256}, {71, 257}, {31, 300}, {129, 577}};
   for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
-    check_transpose(from, to, variant, shapes[i][0], shapes[i][1], 1);
-  if (to <= FP8CORE_BF16 && variant >= 2) check_transpose(from, to, variant, 500, 301, THREAD_COUNTS);
+    check_transpose(from, to, variant, shapes[i][0], shapes[i][1], 1, 0);
+  if (to <= FP8CORE_BF16 && variant >= 2) check_transpose(from, to, variant, 500, 301, THREAD_COUNTS, 0);
 }
 
 static void check_amax(fp8core_dtype from, int64_t length, int kind, int threads) {
@@ -828,6 +831,8 @@ int main(int argc, char **argv) {
   check_threads(FP8CORE_FP32, FP8CORE_E4M3, 2, 1, INT64_C(7) << 20, 0);
   check_threads(FP8CORE_BF16, FP8CORE_FP32, 0, 3, (INT64_C(2) << 20) + 5, 1);
   check_threads(FP8CORE_E4M3, FP8CORE_BF16, 2, 1, (INT64_C(12) << 20) + 3, 0);
+  check_transpose(FP8CORE_FP32, FP8CORE_E4M3, 2, 2101, 3301, 2, 1);
+  check_transpose(FP8CORE_BF16, FP8CORE_E5M2, 0, 3456, 3328, 2, 1);
   printf("tiers up to %s against the scalar rule: %d failures\n", fp8core_isa_name(best), failures);
   for (int isa = 0; isa <= FP8CORE_ISA_AVX512_BF16; isa++)
     for (int threads = 0; threads <= THREAD_COUNTS; threads++) fp8core_context_destroy(&contexts[isa][threads]);

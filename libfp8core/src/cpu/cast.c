@@ -69,7 +69,11 @@ typedef struct cast_plan {
   const fp8core_cast_job *job;
   fp8core_cast_kernel kernel;
   fp8core_transpose_kernel transpose;
+  fp8core_copy_kernel copy;
   fp8core_cast_parameters parameters;
+  // Of a cast with transpose, the outputs that are written past the caches.
+  int streaming_destination;
+  int streaming_transposed;
   int64_t source_bytes;
   int64_t destination_bytes;
   int threads;
@@ -161,47 +165,63 @@ static void cast_narrowing_in_place(const cast_plan *plan, fp8core_cast_totals *
   }
 }
 
-#define STRIP_BYTES 256
+#define STRIP_ROWS 128
+#define STRIP_BYTES 512
+// Rows that are read ahead.
+#define STRIP_PREFETCH_ROWS 8
 
-// A strip of up to 64 rows, STRIP_BYTES of codes wide: cast into a buffer, from there to both outputs.
+// A strip of up to STRIP_ROWS rows, STRIP_BYTES of codes wide: cast into a buffer, from there to both outputs, each of
+// which gets several lines that follow one another at a time.
 static void cast_transpose_strip(const cast_plan *plan, int64_t row, int64_t column, fp8core_cast_totals *totals) {
   // The distance of the rows is no power of two, so that those of one column do not compete for the same lines of a
   // cache.
   enum { STRIDE = STRIP_BYTES + CACHE_LINE };
-  unsigned char codes[FP8CORE_TILE * STRIDE] __attribute__((aligned(CACHE_LINE)));
+  unsigned char codes[STRIP_ROWS * STRIDE] __attribute__((aligned(CACHE_LINE)));
   unsigned char tile[FP8CORE_TILE * FP8CORE_TILE * 4] __attribute__((aligned(CACHE_LINE)));
   const fp8core_cast_job *job = plan->job;
   const int64_t bytes = plan->destination_bytes;
-  const int64_t rows = minimum(job->rows - row, FP8CORE_TILE);
+  const int64_t rows = minimum(job->rows - row, STRIP_ROWS);
   const int64_t columns = minimum(job->columns - column, STRIP_BYTES / bytes);
   for (int64_t i = 0; i < rows; i++) {
-    unsigned char *to = codes + i * STRIDE;
-    plan->kernel(&plan->parameters, source_at(plan, row + i, column), to, columns,
+    unsigned char *from = codes + i * STRIDE;
+    plan->kernel(&plan->parameters, source_at(plan, row + i, column), from, columns,
                  job->first_element + (uint64_t)((row + i) * job->columns + column), totals);
-    if (job->destination.data)
-      memcpy((unsigned char *)job->destination.data + ((row + i) * job->destination.stride + column) * bytes, to,
-             (size_t)(columns * bytes));
-  }
-  for (int64_t first = 0; first < columns; first += FP8CORE_TILE) {
-    const int64_t tile_columns = minimum(columns - first, FP8CORE_TILE);
-    unsigned char *to =
-      (unsigned char *)job->transposed.data + ((column + first) * job->transposed.stride + row) * bytes;
-    if (rows == FP8CORE_TILE && tile_columns == FP8CORE_TILE) {
-      plan->transpose(codes + first * bytes, STRIDE, to, job->transposed.stride * bytes);
-      continue;
+    if (job->destination.data) {
+      unsigned char *to =
+        (unsigned char *)job->destination.data + ((row + i) * job->destination.stride + column) * bytes;
+      const int64_t streamed = plan->streaming_destination ? columns * bytes / CACHE_LINE * CACHE_LINE : 0;
+      if (streamed > 0) plan->copy(to, from, streamed);
+      memcpy(to + streamed, from + streamed, (size_t)(columns * bytes - streamed));
     }
-    // What lies beyond the edges in `codes` is transposed too, but not copied.
-    plan->transpose(codes + first * bytes, STRIDE, tile, FP8CORE_TILE * bytes);
-    for (int64_t i = 0; i < tile_columns; i++)
-      memcpy(to + i * job->transposed.stride * bytes, tile + i * FP8CORE_TILE * bytes, (size_t)(rows * bytes));
   }
+  for (int64_t first_column = 0; first_column < columns; first_column += FP8CORE_TILE) {
+    for (int64_t first_row = 0; first_row < rows; first_row += FP8CORE_TILE) {
+      const int64_t tile_rows = minimum(rows - first_row, FP8CORE_TILE);
+      const int64_t tile_columns = minimum(columns - first_column, FP8CORE_TILE);
+      const unsigned char *from = codes + first_row * STRIDE + first_column * bytes;
+      unsigned char *to = (unsigned char *)job->transposed.data +
+                          ((column + first_column) * job->transposed.stride + row + first_row) * bytes;
+      if (tile_rows == FP8CORE_TILE && tile_columns == FP8CORE_TILE) {
+        plan->transpose(from, STRIDE, to, job->transposed.stride * bytes, plan->streaming_transposed);
+        continue;
+      }
+      // What lies beyond the edges in `codes` is transposed too, but not copied.
+      plan->transpose(from, STRIDE, tile, FP8CORE_TILE * bytes, 0);
+      for (int64_t i = 0; i < tile_columns; i++)
+        memcpy(to + i * job->transposed.stride * bytes, tile + i * FP8CORE_TILE * bytes, (size_t)(tile_rows * bytes));
+    }
+  }
+}
+
+static int rows_are_aligned(const fp8core_rows *matrix, int64_t bytes) {
+  return (uintptr_t)matrix->data % CACHE_LINE == 0 && matrix->stride * bytes % CACHE_LINE == 0;
 }
 
 static void cast_transpose(const cast_plan *plan, fp8core_cast_totals *totals) {
   const fp8core_cast_job *job = plan->job;
   const int64_t strip = STRIP_BYTES / plan->destination_bytes;
   const int64_t strips = (job->columns + strip - 1) / strip;
-  const int64_t tasks = (job->rows + FP8CORE_TILE - 1) / FP8CORE_TILE * strips;
+  const int64_t tasks = (job->rows + STRIP_ROWS - 1) / STRIP_ROWS * strips;
   const int threads = job->rows * job->columns < PARALLEL_ELEMENTS ? 1 : (int)minimum(plan->threads, tasks);
   (void)threads;
 #if defined(_OPENMP)
@@ -213,7 +233,9 @@ static void cast_transpose(const cast_plan *plan, fp8core_cast_totals *totals) {
 #  pragma omp for schedule(static)
 #endif
     for (int64_t task = 0; task < tasks; task++)
-      cast_transpose_strip(plan, task / strips * FP8CORE_TILE, task % strips * strip, &part);
+      cast_transpose_strip(plan, task / strips * STRIP_ROWS, task % strips * strip, &part);
+    // Streaming stores are not ordered by a release of a lock.
+    if (plan->streaming_destination || plan->streaming_transposed) __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #if defined(_OPENMP)
 #  pragma omp critical(fp8core_cast)
 #endif
@@ -236,21 +258,26 @@ fp8core_status fp8core_cpu_cast(fp8core_context *context, const fp8core_cast_job
                    .seed = job->seed,
                    .tensor_id = job->tensor_id,
                    .step = job->step,
-                   .streaming = 0},
+                   .streaming = 0,
+                   .prefetch = FP8CORE_PREFETCH_BYTES},
     .source_bytes = (int64_t)fp8core_dtype_size(from),
     .destination_bytes = (int64_t)fp8core_dtype_size(to),
     .threads = context->threads,
   };
   plan.transpose = kernels->transpose[plan.destination_bytes / 2];
+  plan.copy = kernels->copy;
   const int64_t elements = job->rows * job->columns;
   fp8core_cast_totals totals = {0, 0, 0, 0};
+  const int large = elements >= STREAMING_BYTES / (plan.source_bytes + plan.destination_bytes);
   if (job->transposed.data) {
+    plan.parameters.prefetch = STRIP_PREFETCH_ROWS * job->source.stride * plan.source_bytes;
+    plan.streaming_destination = large && rows_are_aligned(&job->destination, plan.destination_bytes);
+    plan.streaming_transposed = large && rows_are_aligned(&job->transposed, plan.destination_bytes);
     cast_transpose(&plan, &totals);
   } else if (job->in_place_narrowing) {
     cast_narrowing_in_place(&plan, &totals);
   } else {
-    plan.parameters.streaming = job->source.data != job->destination.data && !job->stochastic &&
-                                elements >= STREAMING_BYTES / (plan.source_bytes + plan.destination_bytes);
+    plan.parameters.streaming = job->source.data != job->destination.data && !job->stochastic && large;
     cast_parallel(&plan, 0, elements, CACHE_LINE, &totals);
   }
   fp8core_raise_amax(job->destination.amax, totals.amax);

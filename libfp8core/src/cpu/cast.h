@@ -17,6 +17,8 @@ typedef struct fp8core_cast_parameters {
   uint32_t step;
   // Stores bypass the caches; the output of such a call starts at a multiple of 64 bytes.
   int streaming;
+  // How far ahead of its reads a kernel prefetches, in bytes.
+  int64_t prefetch;
 } fp8core_cast_parameters;
 
 // Sums and maxima only, so that they do not depend on how the elements are divided.
@@ -38,12 +40,16 @@ typedef void (*fp8core_cast_kernel)(const fp8core_cast_parameters *parameters, c
 typedef void (*fp8core_amax_kernel)(float scale_inverse, const void *source, int64_t elements,
                                     fp8core_cast_totals *totals);
 
-// Transposes a full tile of FP8CORE_TILE x FP8CORE_TILE elements; strides in bytes.
+// Transposes a full tile of FP8CORE_TILE x FP8CORE_TILE elements; strides in bytes. Streaming: stores may bypass the
+// caches, the caller fences; the destination's rows start at multiples of 64 bytes.
 typedef void (*fp8core_transpose_kernel)(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                                         int64_t destination_stride);
+                                         int64_t destination_stride, int streaming);
+// Copies whole lines of 64 bytes, both at multiples of 64 bytes, past the caches; the caller fences.
+typedef void (*fp8core_copy_kernel)(unsigned char *destination, const unsigned char *source, int64_t bytes);
 #define FP8CORE_TILE 64
 
-// How far ahead of its reads a kernel prefetches: the hardware's own prefetch stops at the end of a page of 4 KiB.
+// How far ahead to prefetch where elements follow one another: the hardware's own prefetch stops at the end of a page
+// of 4 KiB.
 #define FP8CORE_PREFETCH_BYTES 6144
 
 typedef struct fp8core_cast_kernels {
@@ -53,6 +59,7 @@ typedef struct fp8core_cast_kernels {
   fp8core_amax_kernel amax[FP8CORE_DTYPE_COUNT];
   // [log2 of the element's bytes]
   fp8core_transpose_kernel transpose[3];
+  fp8core_copy_kernel copy;
 } fp8core_cast_kernels;
 
 // Each writes the entries that its tier has over those of the tier below.

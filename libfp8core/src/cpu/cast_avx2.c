@@ -36,9 +36,9 @@ ALWAYS_INLINE __m256i splat(uint32_t value) { return _mm256_set1_epi32((int)valu
 
 ALWAYS_INLINE int64_t bytes_of(fp8core_dtype dtype) { return fp8core_format_of(dtype).bits / 8; }
 
-// What is read FP8CORE_PREFETCH_BYTES later; an address beyond the tensor does nothing.
-ALWAYS_INLINE void prefetch(const unsigned char *source) {
-  _mm_prefetch((const char *)((uintptr_t)source + FP8CORE_PREFETCH_BYTES), _MM_HINT_T0);
+// An address beyond the tensor does nothing.
+ALWAYS_INLINE void prefetch(const unsigned char *source, int64_t distance) {
+  _mm_prefetch((const char *)((uintptr_t)source + (uintptr_t)distance), _MM_HINT_T0);
 }
 
 // Eight elements as FP32, times 2^-8 for E4M3: its codes are read as FP16 with the exponent bias of 15 instead of 7,
@@ -304,6 +304,7 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
   };
   cast_sums sums = {_mm256_setzero_si256(), 0, 0, 0};
   const int streaming = parameters->streaming;
+  const int64_t ahead = parameters->prefetch;
   const unsigned char *in = source;
   unsigned char *out = destination;
   // Blocks start at a multiple of four elements, as those of the generator do.
@@ -311,7 +312,7 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
   for (int64_t i = -skipped; i < elements; i += BLOCK) {
     for (; i >= 0 && i + BLOCK <= elements; i += BLOCK) {
       const unsigned char *from = in + i * bytes_of(source_dtype);
-      for (int64_t line = 0; line < bytes_of(source_dtype) * BLOCK; line += 64) prefetch(from + line);
+      for (int64_t line = 0; line < bytes_of(source_dtype) * BLOCK; line += 64) prefetch(from + line, ahead);
       cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, from,
                  out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, streaming, &sums);
     }
@@ -345,7 +346,8 @@ ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, con
   for (int64_t i = 0; i < elements; i += BLOCK) {
     unsigned char buffer[BLOCK * 4] = {0};
     const unsigned char *from = in + i * bytes_of(source_dtype);
-    for (int64_t line = 0; line < bytes_of(source_dtype) * BLOCK; line += 64) prefetch(from + line);
+    for (int64_t line = 0; line < bytes_of(source_dtype) * BLOCK; line += 64)
+      prefetch(from + line, FP8CORE_PREFETCH_BYTES);
     if (elements - i < BLOCK) from = memcpy(buffer, from, (size_t)((elements - i) * bytes_of(source_dtype)));
     for (int j = 0; j < 4; j++) {
       const __m256 value = _mm256_mul_ps(load8(source_dtype, from + j * 8 * bytes_of(source_dtype)), scales);
@@ -360,15 +362,20 @@ ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, con
 
 FP8CORE_CAST_KERNELS
 
-// Four rounds of unpacking transpose 16 x 16 bytes, two such blocks side by side.
+// Lane l of vector i of a group of 32 rows holds row 16 l + i, so that after four rounds of unpacking, which transpose
+// 16 x 16 bytes in each lane of 128 bits, a vector is half a column.
 static void transpose_1(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                        int64_t destination_stride) {
-  for (int row = 0; row < FP8CORE_TILE; row += 16) {
-    for (int column = 0; column < FP8CORE_TILE; column += 32) {
+                        int64_t destination_stride, int streaming) {
+  __m256i upper[16];
+  for (int column = 0; column < FP8CORE_TILE; column += 16) {
+    for (int row = 32; row >= 0; row -= 32) {
       __m256i a[16];
       __m256i b[16];
-      for (int i = 0; i < 16; i++)
-        a[i] = _mm256_loadu_si256((const __m256i *)(const void *)(source + (row + i) * source_stride + column));
+      for (int i = 0; i < 16; i++) {
+        const unsigned char *from = source + (row + i) * source_stride + column;
+        a[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from)),
+                                       _mm_loadu_si128((const __m128i *)(const void *)(from + 16 * source_stride)), 1);
+      }
       for (int round = 0; round < 4; round++) {
         for (int i = 0; i < 8; i++) {
           b[2 * i] = _mm256_unpacklo_epi8(a[i], a[i + 8]);
@@ -377,12 +384,22 @@ static void transpose_1(const unsigned char *source, int64_t source_stride, unsi
         for (int i = 0; i < 16; i++) a[i] = b[i];
       }
       for (int i = 0; i < 16; i++) {
-        unsigned char *to = destination + (column + i) * destination_stride + row;
-        _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(a[i]));
-        _mm_storeu_si128((__m128i *)(void *)(to + 16 * destination_stride), _mm256_extracti128_si256(a[i], 1));
+        // The two halves of a line one after the other, so that it goes out whole.
+        unsigned char *to = destination + (column + i) * destination_stride;
+        if (row == 32) {
+          upper[i] = a[i];
+        } else {
+          store32(to, a[i], streaming);
+          store32(to + 32, upper[i], streaming);
+        }
       }
     }
   }
+}
+
+static void copy(unsigned char *destination, const unsigned char *source, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 32)
+    store32(destination + i, _mm256_load_si256((const __m256i *)(const void *)(source + i)), 1);
 }
 
 void fp8core_cast_kernels_avx2(fp8core_cast_kernels *kernels) {
@@ -393,4 +410,5 @@ void fp8core_cast_kernels_avx2(fp8core_cast_kernels *kernels) {
   memcpy(kernels->cast, table.cast, sizeof(table.cast));
   memcpy(kernels->amax, table.amax, sizeof(table.amax));
   kernels->transpose[0] = transpose_1;
+  kernels->copy = copy;
 }

@@ -38,9 +38,9 @@ ALWAYS_INLINE int64_t bytes_of(fp8core_dtype dtype) { return fp8core_format_of(d
 
 ALWAYS_INLINE __mmask16 lanes(__mmask64 block_mask, int first) { return (__mmask16)(block_mask >> first); }
 
-// What is read FP8CORE_PREFETCH_BYTES later; an address beyond the tensor does nothing.
-ALWAYS_INLINE void prefetch(const unsigned char *source) {
-  _mm_prefetch((const char *)((uintptr_t)source + FP8CORE_PREFETCH_BYTES), _MM_HINT_T0);
+// An address beyond the tensor does nothing.
+ALWAYS_INLINE void prefetch(const unsigned char *source, int64_t distance) {
+  _mm_prefetch((const char *)((uintptr_t)source + (uintptr_t)distance), _MM_HINT_T0);
 }
 
 // Sixteen elements as FP32, times 2^-8 for E4M3: its codes are read as FP16 with the exponent bias of 15 instead of 7,
@@ -319,6 +319,7 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
   };
   cast_sums sums = {_mm512_setzero_si512(), 0, 0, 0};
   const int streaming = parameters->streaming;
+  const int64_t ahead = parameters->prefetch;
   const unsigned char *in = source;
   unsigned char *out = destination;
   // Blocks start at a multiple of four elements, as those of the generator do.
@@ -326,7 +327,7 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
   for (int64_t i = -skipped; i < elements; i += BLOCK) {
     for (; i >= 0 && i + BLOCK <= elements; i += BLOCK) {
       const unsigned char *from = in + i * bytes_of(source_dtype);
-      for (int64_t line = 0; line < bytes_of(source_dtype); line++) prefetch(from + line * 64);
+      for (int64_t line = 0; line < bytes_of(source_dtype); line++) prefetch(from + line * 64, ahead);
       cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, from,
                  out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, UINT64_MAX, 0, streaming, &sums);
     }
@@ -358,7 +359,8 @@ ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, con
   for (int64_t i = 0; i < elements; i += BLOCK) {
     const int full = i + BLOCK <= elements;
     const __mmask64 mask = full ? UINT64_MAX : UINT64_MAX >> (BLOCK - (elements - i));
-    for (int64_t line = 0; line < bytes_of(source_dtype); line++) prefetch(in + i * bytes_of(source_dtype) + line * 64);
+    for (int64_t line = 0; line < bytes_of(source_dtype); line++)
+      prefetch(in + i * bytes_of(source_dtype) + line * 64, FP8CORE_PREFETCH_BYTES);
     for (int j = 0; j < 4; j++) {
       const unsigned char *from = in + (i + j * 16) * bytes_of(source_dtype);
       const __m512 loaded =
@@ -376,39 +378,36 @@ ALWAYS_INLINE void amax_run(fp8core_dtype source_dtype, float scale_inverse, con
 
 FP8CORE_CAST_KERNELS
 
-// Sixteen rows of 64 bytes at a time: four rounds of unpacking transpose the 16 x 16 bytes in each lane of 128 bits.
+// Sixteen columns at a time. Lane l of vector i holds row 16 l + i, so that after four rounds of unpacking, which
+// transpose 16 x 16 bytes in each lane of 128 bits, a vector is a whole column.
 static void transpose_1(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                        int64_t destination_stride) {
-  unsigned char columns[FP8CORE_TILE][FP8CORE_TILE] __attribute__((aligned(64)));
-  for (int group = 0; group < 4; group++) {
+                        int64_t destination_stride, int streaming) {
+  for (int group = 0; group < FP8CORE_TILE; group += 16) {
     __m512i a[16];
     __m512i b[16];
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(source + (group * 16 + i) * source_stride);
-    for (int i = 0; i < 8; i++) {
-      b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
-      b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-      a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
-      a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-      b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
-      b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-      a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
-      a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
-    }
     for (int i = 0; i < 16; i++) {
-      _mm_store_si128((__m128i *)&columns[i][group * 16], _mm512_castsi512_si128(a[i]));
-      _mm_store_si128((__m128i *)&columns[i + 16][group * 16], _mm512_extracti32x4_epi32(a[i], 1));
-      _mm_store_si128((__m128i *)&columns[i + 32][group * 16], _mm512_extracti32x4_epi32(a[i], 2));
-      _mm_store_si128((__m128i *)&columns[i + 48][group * 16], _mm512_extracti32x4_epi32(a[i], 3));
+      const unsigned char *from = source + i * source_stride + group;
+      a[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)from));
+      for (int lane = 1; lane < 4; lane++)
+        a[i] = _mm512_mask_broadcast_i32x4(a[i], (__mmask16)(0xf << 4 * lane),
+                                           _mm_loadu_si128((const __m128i *)(from + lane * 16 * source_stride)));
     }
+    for (int round = 0; round < 2; round++) {
+      for (int i = 0; i < 8; i++) {
+        b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+        b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+      }
+      for (int i = 0; i < 8; i++) {
+        a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
+        a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
+      }
+    }
+    for (int i = 0; i < 16; i++) store64(destination + (group + i) * destination_stride, a[i], 0, 0, streaming);
   }
-  for (int i = 0; i < FP8CORE_TILE; i++)
-    _mm512_storeu_si512(destination + i * destination_stride, _mm512_load_si512(columns[i]));
+}
+
+static void copy(unsigned char *destination, const unsigned char *source, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) store64(destination + i, _mm512_load_si512(source + i), 0, 0, 1);
 }
 
 void fp8core_cast_kernels_avx512(fp8core_cast_kernels *kernels) {
@@ -419,4 +418,5 @@ void fp8core_cast_kernels_avx512(fp8core_cast_kernels *kernels) {
   memcpy(kernels->cast, table.cast, sizeof(table.cast));
   memcpy(kernels->amax, table.amax, sizeof(table.amax));
   kernels->transpose[0] = transpose_1;
+  kernels->copy = copy;
 }

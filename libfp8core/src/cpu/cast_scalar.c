@@ -86,18 +86,25 @@ static inline __attribute__((always_inline)) void transpose_tile(size_t bytes, c
 }
 
 static void transpose_1(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                        int64_t destination_stride) {
+                        int64_t destination_stride, int streaming) {
+  (void)streaming;
   transpose_tile(1, source, source_stride, destination, destination_stride);
 }
 
 static void transpose_2(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                        int64_t destination_stride) {
+                        int64_t destination_stride, int streaming) {
+  (void)streaming;
   transpose_tile(2, source, source_stride, destination, destination_stride);
 }
 
 static void transpose_4(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                        int64_t destination_stride) {
+                        int64_t destination_stride, int streaming) {
+  (void)streaming;
   transpose_tile(4, source, source_stride, destination, destination_stride);
+}
+
+static void copy(unsigned char *destination, const unsigned char *source, int64_t bytes) {
+  memcpy(destination, source, (size_t)bytes);
 }
 
 void fp8core_cast_kernels_scalar(fp8core_cast_kernels *kernels) {
@@ -105,6 +112,7 @@ void fp8core_cast_kernels_scalar(fp8core_cast_kernels *kernels) {
     .cast = FP8CORE_CAST_TABLE,
     .amax = FP8CORE_AMAX_TABLE,
     .transpose = {transpose_1, transpose_2, transpose_4},
+    .copy = copy,
   };
   *kernels = table;
 }
