@@ -566,6 +566,28 @@ static void check_amax(fp8core_dtype from, int64_t length, int kind, int threads
   free(memory);
 }
 
+// Long enough for kernels that tabulate the cast: every scale, so that any code is flushed, saturated or neither, and
+// data with and without what counts.
+static void check_tables(fp8core_dtype from, fp8core_dtype to, int saturate) {
+  const int64_t length = 1500;
+  unsigned char *source = allocate((size_t)length);
+  unsigned char *memory = allocate((size_t)length * 2 + 4 * GUARD);
+  for (size_t choice = 0; choice < SCALES; choice++) {
+    for (int largest = 0; largest < 128; largest += 21) {
+      cast_case c = plain_case("tables", from, to, 2 * saturate);
+      set_columns(&c, length);
+      set_scale(&c, choice);
+      // Up to a magnitude; at every other scale any code from element 700 on.
+      for (int64_t i = 0; i < length; i++)
+        source[i] = (unsigned char)(random_bits() % (uint64_t)(largest + 1) | (random_bits() & 0x80));
+      for (int64_t i = 700; i < length && choice % 2; i++) source[i] = (unsigned char)random_bits();
+      check_cast(&c, source, aligned_area(memory, 2 * (int)choice), 1, 1);
+    }
+  }
+  free(source);
+  free(memory);
+}
+
 static double seconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -818,6 +840,8 @@ int main(int argc, char **argv) {
       check_page_edges(from, to, variant);
     }
     check_alignments(from, to);
+    for (int saturate = 0; saturate < 2 && fp8core_dtype_size(from) == 1 && fp8core_dtype_size(to) <= 2; saturate++)
+      check_tables(from, to, saturate);
     check_in_place(from, to, pair % 4, large);
     check_threads(from, to, (pair + 1) % 4, 1, large, 0);
     check_threads(from, to, (pair + 2) % 4, 5, large / 4, 3);

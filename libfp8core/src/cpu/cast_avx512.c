@@ -294,6 +294,62 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
   store64(destination, _mm512_permutexvar_epi32(order, result), mask, partial, streaming);
 }
 
+// A cast to nearest of an 8-bit format to a 16-bit one, as a table of the 128 magnitudes.
+typedef struct cast_table {
+  __m512i words[4];
+  // Codes that count nowhere: zero, and those from `lowest` to `highest`.
+  __m512i lowest_less_one;
+  __m512i highest;
+  __m512i largest;
+} cast_table;
+
+// Elements from which a table is worth its making.
+#define TABLE_ELEMENTS 1024
+
+ALWAYS_INLINE cast_table make_table(fp8core_dtype source_dtype, fp8core_dtype destination_dtype,
+                                    const fp8core_cast_parameters *parameters, const cast_constants *constants) {
+  unsigned char codes[128];
+  uint16_t results[128];
+  cast_sums unused = {_mm512_setzero_si512(), 0, 0, 0};
+  for (int i = 0; i < 128; i++) codes[i] = (unsigned char)i;
+  for (int i = 0; i < 128; i += BLOCK)
+    cast_block(source_dtype, destination_dtype, 0, parameters, constants, codes + i, (unsigned char *)(results + i), 0,
+               UINT64_MAX, 0, 0, &unused);
+  int lowest = 1;
+  int highest = 127;
+  while (lowest < 127 && results[lowest] == 0) lowest++;
+  for (; highest > 0; highest--) {
+    const fp8core_cast_result result =
+      fp8core_cast_element((uint32_t)highest, source_dtype, parameters->scale_inverse, destination_dtype,
+                           parameters->scale, 0, 0, parameters->saturate);
+    if (!result.nonfinite && !result.saturated) break;
+  }
+  cast_table table = {.lowest_less_one = _mm512_set1_epi8((char)(lowest - 1)),
+                      .highest = _mm512_set1_epi8((char)highest),
+                      .largest = _mm512_setzero_si512()};
+  for (int i = 0; i < 4; i++) table.words[i] = _mm512_loadu_si512(results + i * 32);
+  return table;
+}
+
+// Casts a block, or returns 0 where something in it counts.
+ALWAYS_INLINE int cast_block_by_table(cast_table *table, const unsigned char *source, unsigned char *destination,
+                                      int streaming) {
+  const __m512i codes = _mm512_and_si512(_mm512_loadu_si512(source), _mm512_set1_epi8(0x7f));
+  const __mmask64 high = _mm512_cmpgt_epu8_mask(codes, table->highest);
+  const __mmask64 low = _mm512_cmplt_epu8_mask(_mm512_sub_epi8(codes, _mm512_set1_epi8(1)), table->lowest_less_one);
+  if (__builtin_expect((high | low) != 0, 0)) return 0;
+  table->largest = _mm512_max_epu8(table->largest, codes);
+  for (int i = 0; i < 2; i++) {
+    // The permutations read the low six bits of a word; the sign is at its top.
+    const __m512i index = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(source + i * 32)));
+    const __m512i below = _mm512_permutex2var_epi16(table->words[0], index, table->words[1]);
+    const __m512i above = _mm512_permutex2var_epi16(table->words[2], index, table->words[3]);
+    const __m512i words = _mm512_mask_mov_epi16(below, _mm512_test_epi16_mask(index, _mm512_set1_epi16(64)), above);
+    store64(destination + i * 64, with_sign(words, index, _mm512_set1_epi16(-0x8000)), 0, 0, streaming);
+  }
+  return 1;
+}
+
 ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destination_dtype, int stochastic,
                             const fp8core_cast_parameters *parameters, const void *source, void *destination,
                             int64_t elements, uint64_t first_element, fp8core_cast_totals *totals) {
@@ -322,12 +378,17 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
   const int64_t ahead = parameters->prefetch;
   const unsigned char *in = source;
   unsigned char *out = destination;
+  const int by_table =
+    !stochastic && bytes_of(source_dtype) == 1 && bytes_of(destination_dtype) == 2 && elements >= TABLE_ELEMENTS;
+  cast_table table;
+  if (by_table) table = make_table(source_dtype, destination_dtype, parameters, &constants);
   // Blocks start at a multiple of four elements, as those of the generator do.
   const int64_t skipped = stochastic ? (int64_t)(first_element % 4) : 0;
   for (int64_t i = -skipped; i < elements; i += BLOCK) {
     for (; i >= 0 && i + BLOCK <= elements; i += BLOCK) {
       const unsigned char *from = in + i * bytes_of(source_dtype);
       for (int64_t line = 0; line < bytes_of(source_dtype); line++) prefetch(from + line * 64, ahead);
+      if (by_table && cast_block_by_table(&table, from, out + i * bytes_of(destination_dtype), streaming)) continue;
       cast_block(source_dtype, destination_dtype, stochastic, parameters, &constants, from,
                  out + i * bytes_of(destination_dtype), first_element + (uint64_t)i, UINT64_MAX, 0, streaming, &sums);
     }
@@ -346,6 +407,14 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
   const uint32_t amax = (uint32_t)_mm512_reduce_max_epi32(sums.amax);
   const uint32_t canonical = amax > FP8CORE_F32_INFINITY ? FP8CORE_F32_QUIET_NAN : amax;
   totals->amax = canonical > totals->amax ? canonical : totals->amax;
+  if (by_table) {
+    unsigned char each[64];
+    uint32_t largest = 0;
+    _mm512_storeu_si512(each, table.largest);
+    for (int i = 0; i < 64; i++) largest = each[i] > largest ? each[i] : largest;
+    const float value = fp8core_bits_float(fp8core_decode_bits(source_dtype, largest)) * parameters->scale_inverse;
+    totals->amax = fp8core_float_bits(value) > totals->amax ? fp8core_float_bits(value) : totals->amax;
+  }
   totals->saturated += sums.saturated;
   totals->nonfinite += sums.nonfinite;
   totals->flushed_to_zero += sums.flushed_to_zero;
