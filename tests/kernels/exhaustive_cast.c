@@ -115,49 +115,126 @@ static void *work(void *unused) {
   return NULL;
 }
 
-// 2^31 + 2^26 + 5 elements in place, so that every index beyond 32 bits is used: E4M3 to E5M2, then checked by blocks.
-static int check_large(void) {
-  const int64_t elements = (INT64_C(1) << 31) + (INT64_C(1) << 26) + 5;
-  fp8core_context *context;
-  void *memory;
-  if (fp8core_context_create(&context, NULL) != FP8CORE_OK) return 1;
-  if (fp8core_alloc(context, (size_t)elements, &memory) != FP8CORE_OK) {
-    printf("skipped: %s\n", fp8core_last_error());
-    fp8core_context_destroy(&context);
-    return 77;
+// More than 2^31, so that every index beyond 32 bits is used.
+#define LARGE ((INT64_C(1) << 31) + (INT64_C(1) << 26) + 5)
+// Of the data: no divisor of a power of two, so that a wrong offset shows.
+#define PERIOD 251
+
+// Memory that can be had without driving the system out of it; where that is not known, any.
+static size_t available_bytes(void) {
+  char line[128];
+  unsigned long long kibibytes = UINT64_MAX >> 11;
+  FILE *file = fopen("/proc/meminfo", "r");
+  while (file && fgets(line, sizeof(line), file))
+    if (sscanf(line, "MemAvailable: %llu", &kibibytes) == 1) break;
+  if (file) fclose(file);
+  return (size_t)(kibibytes << 10);
+}
+
+static int compare_large(const char *what, const unsigned char *codes, const unsigned char *expected,
+                         int64_t elements) {
+  for (int64_t begin = 0; begin < elements; begin += PERIOD) {
+    const int64_t part = elements - begin < PERIOD ? elements - begin : PERIOD;
+    if (memcmp(codes + begin, expected, (size_t)part) == 0) continue;
+    printf("FAILED %s: elements from %lld differ\n", what, (long long)begin);
+    return 1;
   }
-  unsigned char *data = memory;
-  unsigned char result_of[256];
-  uint64_t nonfinite = 0;
-  for (int code = 0; code < 256; code++)
-    result_of[code] =
+  return 0;
+}
+
+static int compare_large_totals(const char *what, const fp8core_cast_statistics *got,
+                                const fp8core_cast_statistics *expected, float amax, uint32_t expected_amax) {
+  if (memcmp(got, expected, sizeof(*got)) == 0 && fp8core_float_bits(amax) == expected_amax) return 0;
+  printf(
+    "FAILED %s: elements %llu, saturated %llu, flushed %llu, nonfinite %llu, amax %08x; expected %llu, %llu, %llu, "
+    "%llu, %08x\n",
+    what, (unsigned long long)got->elements, (unsigned long long)got->saturated,
+    (unsigned long long)got->flushed_to_zero, (unsigned long long)got->nonfinite, fp8core_float_bits(amax),
+    (unsigned long long)expected->elements, (unsigned long long)expected->saturated,
+    (unsigned long long)expected->flushed_to_zero, (unsigned long long)expected->nonfinite, expected_amax);
+  return 1;
+}
+
+// E4M3 to E5M2 in place; NaNs among the values. 2.1 GiB.
+static int check_large_in_place(fp8core_context *context, unsigned char *data) {
+  unsigned char expected[PERIOD];
+  fp8core_cast_statistics counts = {LARGE, 0, 0, 0};
+  for (int code = 0; code < PERIOD; code++)
+    expected[code] =
       (unsigned char)fp8core_cast_element((uint32_t)code, FP8CORE_E4M3, 1.0f, FP8CORE_E5M2, 1.0f, 0, 0, 1).code;
-  // A period that is no divisor of a power of two, so that a wrong offset shows.
-  for (int64_t i = 0; i < elements; i++) {
-    data[i] = (unsigned char)(i % 251);
-    nonfinite += data[i] == 0x7f;
+  for (int64_t i = 0; i < LARGE; i++) {
+    data[i] = (unsigned char)(i % PERIOD);
+    counts.nonfinite += data[i] == 0x7f;
   }
   fp8core_cast_statistics statistics = {0, 0, 0, 0};
   fp8core_cast_options options = fp8core_cast_options_default();
+  float amax = 0.0f;
   options.statistics = &statistics;
-  const fp8core_tensor in = fp8core_tensor_matrix(data, FP8CORE_E4M3, 1, elements, cpu);
-  const fp8core_tensor out = fp8core_tensor_matrix(data, FP8CORE_E5M2, 1, elements, cpu);
-  int failed = fp8core_cast(context, &options, &in, &out) != FP8CORE_OK;
-  for (int64_t i = 0; i < elements && !failed; i++) {
-    if (data[i] != result_of[i % 251]) {
-      printf("FAILED: element %lld is %x, expected %x\n", (long long)i, data[i], result_of[i % 251]);
-      failed = 1;
-    }
+  const fp8core_tensor in = fp8core_tensor_matrix(data, FP8CORE_E4M3, 1, LARGE, cpu);
+  fp8core_tensor out = fp8core_tensor_matrix(data, FP8CORE_E5M2, 1, LARGE, cpu);
+  out.amax = &amax;
+  if (fp8core_cast(context, &options, &in, &out) != FP8CORE_OK) {
+    printf("FAILED in place: %s\n", fp8core_last_error());
+    return 1;
   }
-  if (statistics.elements != (uint64_t)elements || statistics.nonfinite != nonfinite) {
-    printf("FAILED: elements %llu, nonfinite %llu, expected %lld, %llu\n", (unsigned long long)statistics.elements,
-           (unsigned long long)statistics.nonfinite, (long long)elements, (unsigned long long)nonfinite);
+  return compare_large("in place", data, expected, LARGE) |
+         compare_large_totals("in place", &statistics, &counts, amax, FP8CORE_F32_QUIET_NAN);
+}
+
+// BF16 to E4M3, not in place, so that offsets in bytes exceed 2^32 too; the largest value is the last. 6.5 GiB.
+static int check_large_apart(fp8core_context *context, unsigned char *source, unsigned char *codes) {
+  unsigned char expected[PERIOD];
+  uint16_t inputs[PERIOD];
+  const float last = 1000.0f;
+  const uint16_t last_code = (uint16_t)fp8core_encode(FP8CORE_BF16, last, 1);
+  const fp8core_cast_statistics counts = {LARGE, 1, 0, 0};
+  for (int code = 0; code < PERIOD; code++) {
+    expected[code] = (unsigned char)(code == 0x7f ? 0 : code);
+    inputs[code] = (uint16_t)(fp8core_decode_bits(FP8CORE_E4M3, expected[code]) >> 16);
+  }
+  for (int64_t i = 0; i < LARGE - 1; i++) memcpy(source + i * 2, &inputs[i % PERIOD], 2);
+  memcpy(source + (LARGE - 1) * 2, &last_code, 2);
+  fp8core_cast_statistics statistics = {0, 0, 0, 0};
+  fp8core_cast_options options = fp8core_cast_options_default();
+  float amax = 0.0f;
+  float measured = 0.0f;
+  options.statistics = &statistics;
+  const fp8core_tensor in = fp8core_tensor_matrix(source, FP8CORE_BF16, 1, LARGE, cpu);
+  fp8core_tensor out = fp8core_tensor_matrix(codes, FP8CORE_E4M3, 1, LARGE, cpu);
+  out.amax = &amax;
+  if (fp8core_cast(context, &options, &in, &out) != FP8CORE_OK || fp8core_amax(context, &in, &measured) != FP8CORE_OK) {
+    printf("FAILED not in place: %s\n", fp8core_last_error());
+    return 1;
+  }
+  int failed = compare_large("not in place", codes, expected, LARGE - 1);
+  failed |= compare_large_totals("not in place", &statistics, &counts, amax, fp8core_float_bits(last));
+  if (codes[LARGE - 1] != 0x7e || measured != last) {
+    printf("FAILED not in place: last element %x, fp8core_amax() %a\n", codes[LARGE - 1], (double)measured);
     failed = 1;
   }
-  (void)fp8core_free(context, memory);
-  fp8core_context_destroy(&context);
-  printf("%lld elements: %s\n", (long long)elements, failed ? "failed" : "as expected");
   return failed;
+}
+
+static int check_large(void) {
+  fp8core_context *context;
+  void *codes = NULL;
+  void *source = NULL;
+  if (fp8core_context_create(&context, NULL) != FP8CORE_OK) return 1;
+  const size_t spare = (size_t)1 << 30;
+  int result = 77;
+  if (available_bytes() / 3 < (size_t)LARGE + spare / 3) {
+    printf("skipped: less than 7.5 GiB of memory available\n");
+  } else if (fp8core_alloc(context, (size_t)LARGE, &codes) != FP8CORE_OK ||
+             fp8core_alloc(context, (size_t)LARGE * 2, &source) != FP8CORE_OK) {
+    printf("skipped: %s\n", fp8core_last_error());
+  } else {
+    result = check_large_in_place(context, codes) | check_large_apart(context, source, codes);
+    printf("%lld elements: %s\n", (long long)LARGE, result ? "failed" : "as expected");
+  }
+  (void)fp8core_free(context, source);
+  (void)fp8core_free(context, codes);
+  fp8core_context_destroy(&context);
+  return result;
 }
 
 int main(int argc, char **argv) {
