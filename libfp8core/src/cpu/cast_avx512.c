@@ -129,16 +129,25 @@ ALWAYS_INLINE __m512i encode_bf16(__m512i bits) {
 // 2^mantissa_bits times the exponent over the smallest; m takes all constants off.
 ALWAYS_INLINE int nearest_shift(fp8core_dtype dtype) { return 7 - fp8core_format_of(dtype).mantissa_bits; }
 
-ALWAYS_INLINE __m512i encode_nearest(fp8core_dtype dtype, __m512 magnitude) {
+ALWAYS_INLINE uint32_t nearest_addend(fp8core_dtype dtype) {
   const fp8core_format format = fp8core_format_of(dtype);
   const uint32_t shift = (uint32_t)(23 - format.mantissa_bits);
-  const uint32_t min_exponent = (uint32_t)(format.min_exponent + 127);
-  const uint32_t m = (UINT32_C(1) << 16) - ((min_exponent + shift) << format.mantissa_bits);
-  const __m512i exponent =
-    _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(magnitude), splat(0x7f800000)), splat(min_exponent << 23));
-  const __m512 sum =
-    _mm512_fmadd_ps(_mm512_castsi512_ps(exponent), _mm512_castsi512_ps(splat((127 + shift) << 23 | m)), magnitude);
+  const uint32_t m = (UINT32_C(1) << 16) - (((uint32_t)(format.min_exponent + 127) + shift) << format.mantissa_bits);
+  return (127 + shift) << 23 | m;
+}
+
+ALWAYS_INLINE __m512i nearest_exponent(fp8core_dtype dtype, __m512 magnitude) {
+  return _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(magnitude), splat(0x7f800000)),
+                          splat((uint32_t)(fp8core_format_of(dtype).min_exponent + 127) << 23));
+}
+
+ALWAYS_INLINE __m512i nearest_code(fp8core_dtype dtype, __m512 sum) {
   return _mm512_madd_epi16(_mm512_castps_si512(sum), splat(UINT32_C(1) << 16 | UINT32_C(1) << nearest_shift(dtype)));
+}
+
+ALWAYS_INLINE __m512i encode_nearest(fp8core_dtype dtype, __m512 magnitude) {
+  return nearest_code(dtype, _mm512_fmadd_ps(_mm512_castsi512_ps(nearest_exponent(dtype, magnitude)),
+                                             _mm512_castsi512_ps(splat(nearest_addend(dtype))), magnitude));
 }
 
 // fp8core_encode_stochastic() for magnitudes below the maximum, and for those that clamp() makes.
@@ -161,6 +170,23 @@ ALWAYS_INLINE __m512i encode_stochastic(fp8core_dtype dtype, __m512 magnitude, _
   const __m512i fraction = _mm512_or_si512(_mm512_sllv_epi32(significand, _mm512_sub_epi32(splat(32), shift)),
                                            _mm512_srlv_epi32(significand, _mm512_sub_epi32(shift, splat(32))));
   return _mm512_mask_add_epi32(lower, _mm512_cmplt_epu32_mask(draw, fraction), lower, splat(1));
+}
+
+// encode_stochastic() to E4M3 or E5M2, of which every gap has a reciprocal; times 2^nearest_shift(). The sum of
+// encode_nearest() rounded toward zero is the lower neighbour's, and what it left out is exact.
+ALWAYS_INLINE __m512i encode_stochastic_8(fp8core_dtype dtype, __m512 magnitude, __m512i draw) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const __m512 addend = _mm512_castsi512_ps(splat(nearest_addend(dtype)));
+  const __m512i exponent = nearest_exponent(dtype, magnitude);
+  const __m512 power = _mm512_castsi512_ps(exponent);
+  const __m512 sum = _mm512_fmadd_round_ps(power, addend, magnitude, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+  const __m512 rest = _mm512_sub_ps(magnitude, _mm512_fnmadd_ps(power, addend, sum));
+  // 2^32 over the gap.
+  const __m512i per_gap = _mm512_sub_epi32(splat((uint32_t)(2 * 127 + 32 + format.mantissa_bits) << 23), exponent);
+  const __m512i fraction = _mm512_cvttps_epu32(_mm512_mul_ps(rest, _mm512_castsi512_ps(per_gap)));
+  const __m512i lower = nearest_code(dtype, sum);
+  return _mm512_mask_add_epi32(lower, _mm512_cmplt_epu32_mask(draw, fraction), lower,
+                               splat(UINT32_C(1) << nearest_shift(dtype)));
 }
 
 // Words 0, 2, ... (offset 0) or 1, 3, ... (offset 1) of two vectors.
@@ -253,7 +279,8 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
       const __m512i bits = _mm512_castps_si512(scaled[i]);
       const __mmask16 within = _mm512_cmple_epi32_mask(bits, constants->max_rounding_to_max);
       scaled[i] = _mm512_castsi512_ps(_mm512_mask_min_epi32(bits, within, bits, constants->max_value));
-      codes[i] = encode_stochastic(destination_dtype, scaled[i], draws[i]);
+      codes[i] = bytes_of(destination_dtype) == 1 ? encode_stochastic_8(destination_dtype, scaled[i], draws[i])
+                                                  : encode_stochastic(destination_dtype, scaled[i], draws[i]);
     } else {
       codes[i] = to_bf16 ? encode_bf16(_mm512_castps_si512(scaled[i])) : encode_nearest(destination_dtype, scaled[i]);
     }
@@ -281,9 +308,8 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
   __m512i value_words[2];
   for (int i = 0; i < 2; i++) {
     code_words[i] = _mm512_packus_epi32(codes[2 * i], codes[2 * i + 1]);
-    if (!stochastic)
-      code_words[i] = nearest_shift(destination_dtype) == 4 ? _mm512_srli_epi16(code_words[i], 4)
-                                                            : _mm512_srli_epi16(code_words[i], 5);
+    code_words[i] =
+      nearest_shift(destination_dtype) == 4 ? _mm512_srli_epi16(code_words[i], 4) : _mm512_srli_epi16(code_words[i], 5);
     value_words[i] = _mm512_packs_epi32(value[2 * i], value[2 * i + 1]);
   }
   const __m512i code_bytes = _mm512_packus_epi16(code_words[0], code_words[1]);
