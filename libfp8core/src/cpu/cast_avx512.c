@@ -23,6 +23,8 @@ typedef struct cast_constants {
   __m512i overflow;
   __m512i nan;
   __m512i max_value;
+  // Both keys of each of the generator's rounds; only for stochastic rounding.
+  __m512i keys[10][2];
 } cast_constants;
 
 typedef struct cast_sums {
@@ -66,7 +68,8 @@ ALWAYS_INLINE float load_factor(fp8core_dtype dtype) { return dtype == FP8CORE_E
 
 // The draws of 64 elements from `block` on, sixteen blocks of the generator. In lanes of 64 bits, of which the
 // multiplication reads the lower half only, so that the upper one may hold anything.
-ALWAYS_INLINE void draw64(const fp8core_cast_parameters *parameters, uint64_t block, __m512i draws[4]) {
+ALWAYS_INLINE void draw64(const fp8core_cast_parameters *parameters, const __m512i keys[10][2], uint64_t block,
+                          __m512i draws[4]) {
   // Position p of the output of unpack operations below holds generator block (p % 4) * 4 + p / 4.
   const __m512i even_offsets = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
   const __m512i odd_offsets = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
@@ -81,25 +84,19 @@ ALWAYS_INLINE void draw64(const fp8core_cast_parameters *parameters, uint64_t bl
   __m512i b2 = a2;
   __m512i a3 = _mm512_set1_epi64(parameters->step);
   __m512i b3 = a3;
-  uint32_t key0 = (uint32_t)parameters->seed;
-  uint32_t key1 = (uint32_t)(parameters->seed >> 32);
   for (int round = 0; round < 10; round++) {
-    const __m512i keys0 = _mm512_set1_epi64(key0);
-    const __m512i keys1 = _mm512_set1_epi64(key1);
     const __m512i a_product0 = _mm512_mul_epu32(a0, multiplier0);
     const __m512i a_product1 = _mm512_mul_epu32(a2, multiplier1);
     const __m512i b_product0 = _mm512_mul_epu32(b0, multiplier0);
     const __m512i b_product1 = _mm512_mul_epu32(b2, multiplier1);
-    a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product1, 32), a1, keys0, 0x96);
-    b0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product1, 32), b1, keys0, 0x96);
-    a2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product0, 32), a3, keys1, 0x96);
-    b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product0, 32), b3, keys1, 0x96);
+    a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product1, 32), a1, keys[round][0], 0x96);
+    b0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product1, 32), b1, keys[round][0], 0x96);
+    a2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product0, 32), a3, keys[round][1], 0x96);
+    b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product0, 32), b3, keys[round][1], 0x96);
     a1 = a_product1;
     b1 = b_product1;
     a3 = a_product0;
     b3 = b_product0;
-    key0 += UINT32_C(0x9E3779B9);
-    key1 += UINT32_C(0xBB67AE85);
   }
   const __mmask16 odd = 0xaaaa;
   const __m512i word0 = _mm512_mask_mov_epi32(a0, odd, _mm512_slli_epi64(b0, 32));
@@ -269,7 +266,7 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
 
   __m512i codes[4];
   __m512i draws[4];
-  if (stochastic) draw64(parameters, first_element / 4, draws);
+  if (stochastic) draw64(parameters, constants->keys, first_element / 4, draws);
   const int by_instruction = destination_dtype == FP8CORE_FP16 && !stochastic;
   const int to_bf16 = destination_dtype == FP8CORE_BF16 && !stochastic;
   for (int i = 0; i < 4; i++) {
@@ -391,7 +388,7 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
   const uint32_t nan = !as_finite                          ? FP8CORE_F32_QUIET_NAN
                        : destination_dtype == FP8CORE_E4M3 ? UINT32_C(0x43f00000)
                                                            : UINT32_C(0x47c00000);
-  const cast_constants constants = {
+  cast_constants constants = {
     .scale_inverse = _mm512_set1_ps(parameters->scale_inverse * load_factor(source_dtype)),
     .scale = _mm512_set1_ps(parameters->scale),
     .max_rounding_to_max = splat(format.max_rounding_to_max),
@@ -399,6 +396,10 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
     .nan = splat(nan),
     .max_value = splat(format.max_value),
   };
+  for (uint32_t round = 0; round < 10 && stochastic; round++) {
+    constants.keys[round][0] = _mm512_set1_epi64((uint32_t)parameters->seed + round * UINT32_C(0x9E3779B9));
+    constants.keys[round][1] = _mm512_set1_epi64((uint32_t)(parameters->seed >> 32) + round * UINT32_C(0xBB67AE85));
+  }
   cast_sums sums = {_mm512_setzero_si512(), 0, 0, 0};
   const int streaming = parameters->streaming;
   const int64_t ahead = parameters->prefetch;
