@@ -822,6 +822,21 @@ static void more_than_2_31_elements_are_cast(void **state) {
 }
 #endif
 
+#if defined(FP8_TEST_EMULATED)
+static void context_without_cublaslt_is_refused(void **state) {
+  (void)state;
+  fp8core_context_options options = fp8core_context_options_default();
+  fp8core_context *refused = context;
+  options.device = test_device();
+  setenv("FP8_FAKE_NO_CUBLASLT", "1", 1);
+  assert_fails(fp8core_context_create(&refused, &options), FP8CORE_ERROR_NOT_SUPPORTED, "cuBLASLt (played)");
+  assert_null(refused);
+  unsetenv("FP8_FAKE_NO_CUBLASLT");
+  assert_ok(fp8core_context_create(&refused, &options));
+  fp8core_context_destroy(&refused);
+}
+#endif
+
 int main(void) {
   setenv("FP8CORE_TEST_DEVICE", "cuda", 1);
   require_gpu();
@@ -836,7 +851,9 @@ int main(void) {
     cmocka_unit_test(products_beyond_one_part_match),
     cmocka_unit_test(nan_reaches_the_amax),
     cmocka_unit_test(bad_input_is_refused),
-#if !defined(FP8_TEST_EMULATED)
+#if defined(FP8_TEST_EMULATED)
+    cmocka_unit_test(context_without_cublaslt_is_refused),
+#else
     cmocka_unit_test(steps_can_be_captured),
     cmocka_unit_test(more_than_2_31_elements_are_cast),
 #endif

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/cublaslt.h"
 #include "numerics.h"
 
 static int capability(void) {
@@ -397,4 +398,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         store((int)ld->type, d, matrix * ld->stride + j * ld->leading + i, value * scale_d);
       }
   return CUBLAS_STATUS_SUCCESS;
+}
+
+// What cublaslt.c would have found in the library. FP8_FAKE_NO_CUBLASLT plays a machine without it.
+#define PLAYED(name) .name = name,
+fp8core_cublaslt_table fp8core_cublaslt = {FP8CORE_CUBLASLT_FUNCTIONS(PLAYED)};
+
+fp8core_status fp8core_cublaslt_load(void) {
+  if (!getenv("FP8_FAKE_NO_CUBLASLT")) return FP8CORE_OK;
+  return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED, "cuBLASLt (played) cannot be loaded: it is not there");
 }

@@ -17,9 +17,9 @@ fp8core_status fp8core_cuda_check(cudaError_t error, const char *what) {
 
 fp8core_status fp8core_cuda_check_blas(cublasStatus_t error, const char *what) {
   if (error == CUBLAS_STATUS_SUCCESS) return FP8CORE_OK;
-  return fp8core_set_last_error(error == CUBLAS_STATUS_ALLOC_FAILED ? FP8CORE_ERROR_OUT_OF_MEMORY
-                                                                    : FP8CORE_ERROR_DEVICE,
-                                "%s: %s (%s)", what, cublasLtGetStatusString(error), cublasLtGetStatusName(error));
+  return fp8core_set_last_error(
+    error == CUBLAS_STATUS_ALLOC_FAILED ? FP8CORE_ERROR_OUT_OF_MEMORY : FP8CORE_ERROR_DEVICE, "%s: %s (%s)", what,
+    fp8core_cublaslt.cublasLtGetStatusString(error), fp8core_cublaslt.cublasLtGetStatusName(error));
 }
 
 fp8core_status fp8core_cuda_enter(const fp8core_context *context, int *previous) {
@@ -198,7 +198,7 @@ static fp8core_status cuda_gemm(fp8core_context *context, const fp8core_gemm_job
 
 static void release(fp8core_cuda_state *state) {
   fp8core_cuda_plans_destroy(&state->plans);
-  if (state->blas) (void)cublasLtDestroy(state->blas);
+  if (state->blas) (void)fp8core_cublaslt.cublasLtDestroy(state->blas);
   if (state->owns_stream) (void)cudaStreamDestroy(state->stream);
   free(state);
 }
@@ -269,7 +269,8 @@ static fp8core_status open_device(fp8core_cuda_state *state, const fp8core_conte
     state->owns_stream = 1;
   }
   state->target.stream = state->stream;
-  FP8CORE_TRY(fp8core_cuda_check_blas(cublasLtCreate(&state->blas), "cublasLtCreate"));
+  FP8CORE_TRY(fp8core_cublaslt_load());
+  FP8CORE_TRY(fp8core_cuda_check_blas(fp8core_cublaslt.cublasLtCreate(&state->blas), "cublasLtCreate"));
   return fp8core_cuda_plans_create(&state->plans);
 }
 

@@ -27,10 +27,10 @@ struct fp8core_cuda_plans {
 
 static void free_plan(fp8core_cuda_plan *plan) {
   if (!plan) return;
-  if (plan->operation) (void)cublasLtMatmulDescDestroy(plan->operation);
+  if (plan->operation) (void)fp8core_cublaslt.cublasLtMatmulDescDestroy(plan->operation);
   cublasLtMatrixLayout_t layouts[] = {plan->a, plan->b, plan->c, plan->d};
   for (int i = 0; i < 4; i++)
-    if (layouts[i]) (void)cublasLtMatrixLayoutDestroy(layouts[i]);
+    if (layouts[i]) (void)fp8core_cublaslt.cublasLtMatrixLayoutDestroy(layouts[i]);
   free(plan);
 }
 
@@ -66,11 +66,11 @@ static uint64_t hash_of(const fp8core_cuda_plan_key *key) {
   return hash;
 }
 
-#define TRY_BLAS(call) FP8CORE_TRY(fp8core_cuda_check_blas((call), #call))
+#define TRY_BLAS(function, ...) FP8CORE_TRY(fp8core_cuda_check_blas(fp8core_cublaslt.function(__VA_ARGS__), #function))
 
 static fp8core_status set_attribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
                                     const void *value, size_t bytes) {
-  TRY_BLAS(cublasLtMatmulDescSetAttribute(operation, attribute, value, bytes));
+  TRY_BLAS(cublasLtMatmulDescSetAttribute, operation, attribute, value, bytes);
   return FP8CORE_OK;
 }
 
@@ -104,7 +104,7 @@ static fp8core_status set_pointers(cublasLtMatmulDesc_t operation, const fp8core
 static fp8core_status describe_operation(fp8core_cuda_plan *plan, const fp8core_cuda_plan_pointers *pointers) {
   const fp8core_cuda_plan_key *key = &plan->key;
   // FP32 sums, and FP32 products of FP32 operands (no TF32).
-  TRY_BLAS(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  TRY_BLAS(cublasLtMatmulDescCreate, &plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   FP8CORE_TRY(set_int32(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N));
   FP8CORE_TRY(set_int32(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N));
   FP8CORE_TRY(set_int32(plan->operation, CUBLASLT_MATMUL_DESC_POINTER_MODE,
@@ -125,24 +125,24 @@ static fp8core_status describe_operation(fp8core_cuda_plan *plan, const fp8core_
 
 static fp8core_status describe_matrix(cublasLtMatrixLayout_t *layout, int64_t type, int64_t rows, int64_t columns,
                                       int64_t leading, int64_t batch, int64_t stride) {
-  TRY_BLAS(cublasLtMatrixLayoutCreate(layout, (cudaDataType_t)type, (uint64_t)rows, (uint64_t)columns, leading));
+  TRY_BLAS(cublasLtMatrixLayoutCreate, layout, (cudaDataType_t)type, (uint64_t)rows, (uint64_t)columns, leading);
   if (batch > 1) {
     const int32_t count = (int32_t)batch;
-    TRY_BLAS(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
-    TRY_BLAS(
-      cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
+    TRY_BLAS(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count));
+    TRY_BLAS(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+             sizeof(stride));
   }
   return FP8CORE_OK;
 }
 
 static fp8core_status set_preferences(cublasLtMatmulPreference_t preference, const fp8core_cuda_plan_key *key) {
   const uint64_t workspace = (uint64_t)key->workspace_bytes;
-  TRY_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                sizeof(workspace)));
+  TRY_BLAS(cublasLtMatmulPreferenceSetAttribute, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+           sizeof(workspace));
   // Sums that are split over K are added in FP32, in the workspace; not in D's type, and not in the order of arrival.
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  TRY_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
-                                                sizeof(reductions)));
+  TRY_BLAS(cublasLtMatmulPreferenceSetAttribute, preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+           sizeof(reductions));
   const struct {
     cublasLtMatmulPreferenceAttributes_t attribute;
     int64_t bytes;
@@ -154,7 +154,7 @@ static fp8core_status set_preferences(cublasLtMatmulPreference_t preference, con
   };
   for (int i = 0; i < 4; i++) {
     const uint32_t bytes = (uint32_t)alignments[i].bytes;
-    TRY_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, alignments[i].attribute, &bytes, sizeof(bytes)));
+    TRY_BLAS(cublasLtMatmulPreferenceSetAttribute, preference, alignments[i].attribute, &bytes, sizeof(bytes));
   }
   return FP8CORE_OK;
 }
@@ -165,9 +165,9 @@ static fp8core_status choose_algorithm(fp8core_context *context, fp8core_cuda_pl
   int found = 0;
   FP8CORE_TRY(set_preferences(preference, &plan->key));
   memset(candidates, 0, sizeof(candidates));
-  const cublasStatus_t status =
-    cublasLtMatmulAlgoGetHeuristic(fp8core_cuda_state_of(context)->blas, plan->operation, plan->a, plan->b, plan->c,
-                                   plan->d, preference, CANDIDATES, candidates, &found);
+  const cublasStatus_t status = fp8core_cublaslt.cublasLtMatmulAlgoGetHeuristic(
+    fp8core_cuda_state_of(context)->blas, plan->operation, plan->a, plan->b, plan->c, plan->d, preference, CANDIDATES,
+    candidates, &found);
   plan->refused = 1;
   if (status == CUBLAS_STATUS_NOT_INITIALIZED || status == CUBLAS_STATUS_ALLOC_FAILED)
     return fp8core_cuda_check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
@@ -193,9 +193,9 @@ static fp8core_status describe(fp8core_context *context, fp8core_cuda_plan *plan
   FP8CORE_TRY(describe_matrix(&plan->c, key->type_c, key->m, key->n, key->leading_c, key->batch, key->stride_c));
   FP8CORE_TRY(describe_matrix(&plan->d, key->type_d, key->m, key->n, key->leading_d, key->batch, key->stride_d));
   cublasLtMatmulPreference_t preference = NULL;
-  TRY_BLAS(cublasLtMatmulPreferenceCreate(&preference));
+  TRY_BLAS(cublasLtMatmulPreferenceCreate, &preference);
   const fp8core_status status = choose_algorithm(context, plan, preference);
-  (void)cublasLtMatmulPreferenceDestroy(preference);
+  (void)fp8core_cublaslt.cublasLtMatmulPreferenceDestroy(preference);
   return status;
 }
 
@@ -238,15 +238,15 @@ fp8core_status fp8core_cuda_run_plan(fp8core_context *context, fp8core_cuda_plan
   const fp8core_cuda_state *state = fp8core_cuda_state_of(context);
   *refused = 0;
   FP8CORE_TRY(set_pointers(plan->operation, &plan->key, pointers));
-  const cublasStatus_t status =
-    cublasLtMatmul(state->blas, plan->operation, pointers->alpha, pointers->a, plan->a, pointers->b, plan->b,
-                   pointers->beta, pointers->c, plan->c, pointers->d, plan->d, &plan->algorithm, pointers->workspace,
-                   (size_t)plan->key.workspace_bytes, state->stream);
+  const cublasStatus_t status = fp8core_cublaslt.cublasLtMatmul(
+    state->blas, plan->operation, pointers->alpha, pointers->a, plan->a, pointers->b, plan->b, pointers->beta,
+    pointers->c, plan->c, pointers->d, plan->d, &plan->algorithm, pointers->workspace,
+    (size_t)plan->key.workspace_bytes, state->stream);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
       status == CUBLAS_STATUS_ARCH_MISMATCH) {
     fp8core_log(context, FP8CORE_LOG_WARNING,
                 "cublasLtMatmul refuses what its heuristics offered (%s); another way is taken",
-                cublasLtGetStatusName(status));
+                fp8core_cublaslt.cublasLtGetStatusName(status));
     plan->refused = 1;
     *refused = 1;
     return FP8CORE_OK;

@@ -2,9 +2,9 @@
 #ifndef FP8CORE_CUDA_STATE_H
 #define FP8CORE_CUDA_STATE_H
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include "cublaslt.h"
 #include "internal.h"
 #include "kernels.h"
 
