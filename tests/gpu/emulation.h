@@ -4,6 +4,8 @@
 #ifndef FP8_TEST_EMULATION_H
 #define FP8_TEST_EMULATION_H
 
+#include <pthread.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +48,10 @@ constexpr size_t stack_bytes = 64 << 10;
 enum state { RUNNING, AT_WARP, AT_BLOCK, FINISHED };
 
 struct thread {
-  ucontext_t context;
+  // Where it goes on. Made once: a thread goes on to the next block's body where it ended the last one's. Switches are
+  // jumps, as swapcontext() costs two system calls.
+  jmp_buf resume;
+  bool made;
   dim3 index;
   state where;
   // Exchanges that the thread has taken part in: values of one are still read while the next is written.
@@ -57,18 +62,39 @@ inline thread threads[most_threads];
 inline unsigned char *stacks;
 inline uint64_t exchanged[2][most_threads];
 inline int count, current;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline void (*body)(const void *);
 inline const void *argument;
+// All of the above is one GPU's: launches of several host threads take turns.
+inline pthread_mutex_t device = PTHREAD_MUTEX_INITIALIZER;
 
-inline void wait_at(state where) {
+__noinline__ inline void wait_at(state where) {
   threads[current].where = where;
-  swapcontext(&threads[current].context, &scheduler);
+  if (!_setjmp(threads[current].resume)) _longjmp(scheduler, 1);
 }
 
 inline void run_thread() {
-  body(argument);
-  threads[current].where = FINISHED;
+  for (;;) {
+    body(argument);
+    wait_at(FINISHED);
+  }
+}
+
+// Returns when the thread waits.
+__noinline__ inline void resume(int index) {
+  thread &next = threads[index];
+  current = index;
+  threadIdx = next.index;
+  if (_setjmp(scheduler)) return;
+  if (next.made) _longjmp(next.resume, 1);
+  next.made = true;
+  ucontext_t start;
+  getcontext(&start);
+  start.uc_stack.ss_sp = stacks + (size_t)index * stack_bytes;
+  start.uc_stack.ss_size = stack_bytes;
+  start.uc_link = NULL;
+  makecontext(&start, run_thread, 0);
+  setcontext(&start);
 }
 
 // Releases the threads in [first, last) where all that have not finished wait at `where`.
@@ -90,11 +116,6 @@ inline void run_block(dim3 block) {
   if (!stacks || count > most_threads) abort();
   for (int i = 0; i < count; i++) {
     thread &thread = threads[i];
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = stacks + (size_t)i * stack_bytes;
-    thread.context.uc_stack.ss_size = stack_bytes;
-    thread.context.uc_link = &scheduler;
-    makecontext(&thread.context, run_thread, 0);
     thread.index = dim3((unsigned)i % block.x, (unsigned)i / block.x % block.y, (unsigned)i / (block.x * block.y));
     thread.where = RUNNING;
     thread.exchanges = 0;
@@ -104,9 +125,7 @@ inline void run_block(dim3 block) {
     finished = 0;
     for (int i = 0; i < count; i++) {
       if (threads[i].where == RUNNING) {
-        current = i;
-        threadIdx = threads[i].index;
-        swapcontext(&scheduler, &threads[i].context);
+        resume(i);
         progress = true;
       }
       finished += threads[i].where == FINISHED;
@@ -164,6 +183,7 @@ static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void 
     }
   };
   const call data = {kernel, &argument};
+  pthread_mutex_lock(&emulation::device);
   emulation::body = call::run;
   emulation::argument = &data;
   blockDim = block;
@@ -175,6 +195,7 @@ static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void 
         emulation::run_block(block);
       }
   emulation::argument = NULL;
+  pthread_mutex_unlock(&emulation::device);
   return 0;
 }
 

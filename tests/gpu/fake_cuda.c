@@ -18,7 +18,8 @@ static int capability(void) {
   return value ? atoi(value) : 90;
 }
 
-static int current_device;
+// A thread has its own, as in CUDA.
+static _Thread_local int current_device;
 
 cudaError_t cudaGetDeviceCount(int *count) {
   *count = 2;
