@@ -16,8 +16,16 @@
 #define TASKS_PER_THREAD 6
 // Rows whose column sums are one partial sum: a fixed number of panels, so that the order of additions is fixed too.
 #define GROUP_PANELS 8
-#define PACK_A_PANELS 8
 #define PACK_B_PANELS 4
+// Bytes of a task's packed A: less than half of a second-level cache of 1 MiB, so that it stays there for all columns.
+#define TASK_A_BYTES ((int64_t)448 << 10)
+// Panels of A of a task. With fewer, one of B is used too seldom once it is read.
+#define LEAST_TASK_ROWS 6
+#define MOST_TASK_ROWS 32
+// Panels of B that are packed at a time. With fewer, A is packed too often.
+#define LEAST_SHARED_COLUMNS 16
+// Bytes of the sums that a task keeps from one chunk of K to the next.
+#define TASK_SUM_BYTES ((int64_t)1 << 20)
 #define CACHE_LINE 64
 
 typedef struct gemm_plan {
@@ -28,20 +36,21 @@ typedef struct gemm_plan {
   int separate;
   int64_t block_k;
   int64_t blocks_k;
+  // Blocks of K of which a task packs A at a time.
+  int64_t chunk_blocks;
   int64_t row_panels;
   int64_t column_panels;
-  // Panels that are packed at a time, and panels of a task.
-  int64_t super_rows;
-  int64_t super_columns;
+  // Panels of B that are packed at a time.
+  int64_t shared_columns;
+  // The rows are cut into this many parts; the most panels of a task.
+  int64_t row_parts;
   int64_t task_rows;
   int64_t task_columns;
-  // An operand that only one task reads (or one too large to keep) is packed by the task itself, block by block.
-  int pack_a_in_task;
+  // A panel of B that only one task reads (or one too large to keep) is packed by the task itself, block by block.
   int pack_b_in_task;
   int64_t a_panel_stride;
   int64_t b_panel_stride;
-  // Bytes of a team's packed operands, and of a thread's own scratch memory.
-  int64_t a_bytes;
+  // Bytes of a team's packed B, and of a thread's own scratch memory.
   int64_t b_bytes;
   int64_t scratch_bytes;
   int64_t scratch_a;
@@ -60,13 +69,13 @@ typedef struct gemm_team {
   // it by `tasks` plus the size of the team, and all threads know where the next one starts.
   int64_t *ticket;
   int64_t phase_start;
-  unsigned char *packed_a;
   unsigned char *packed_b;
   unsigned char *scratch;
   fp8core_gemm_maxima maxima;
 } gemm_team;
 
 static int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t maximum(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
@@ -113,34 +122,25 @@ static void pack_a(const gemm_plan *plan, const gemm_product *product, int64_t p
                         block_length(plan, block), packed, plan->a_panel_stride);
 }
 
+// Blocks of a panel follow each other in the packed B.
 static void pack_b(const gemm_plan *plan, const gemm_product *product, int64_t panel, int64_t panels, int64_t block,
                    unsigned char *packed) {
   const int64_t width = plan->kernels->columns;
   const int64_t first = panel * width;
   if (plan->job->k == 0) return;
   plan->kernels->pack_b(&product->b, first, minimum(panels * width, plan->job->n - first), block * plan->block_k,
-                        block_length(plan, block), packed, plan->b_panel_stride);
+                        block_length(plan, block), packed, plan->blocks_k * plan->b_panel_stride);
 }
 
-static void packing_phase(gemm_team *team, const gemm_product *product, const gemm_area *area, int with_a, int with_b) {
+static void packing_phase(gemm_team *team, const gemm_product *product, int64_t column, int64_t columns) {
   const gemm_plan *plan = team->plan;
-  const int64_t a_groups = with_a ? divide_up(area->rows, PACK_A_PANELS) : 0;
-  const int64_t b_groups = with_b ? divide_up(area->columns, PACK_B_PANELS) : 0;
-  const int64_t a_tasks = a_groups * plan->blocks_k;
-  const int64_t tasks = a_tasks + b_groups * plan->blocks_k;
-  if (tasks == 0) return;
+  const int64_t groups = divide_up(columns, PACK_B_PANELS);
+  const int64_t tasks = groups * plan->blocks_k;
   for (int64_t task = next_task(team); task < tasks; task = next_task(team)) {
-    if (task < a_tasks) {
-      const int64_t block = task / a_groups;
-      const int64_t panel = task % a_groups * PACK_A_PANELS;
-      pack_a(plan, product, area->row + panel, minimum(PACK_A_PANELS, area->rows - panel), block,
-             team->packed_a + (block * plan->super_rows + panel) * plan->a_panel_stride);
-    } else {
-      const int64_t block = (task - a_tasks) / b_groups;
-      const int64_t panel = (task - a_tasks) % b_groups * PACK_B_PANELS;
-      pack_b(plan, product, area->column + panel, minimum(PACK_B_PANELS, area->columns - panel), block,
-             team->packed_b + (block * plan->super_columns + panel) * plan->b_panel_stride);
-    }
+    const int64_t block = task % plan->blocks_k;
+    const int64_t panel = task / plan->blocks_k * PACK_B_PANELS;
+    pack_b(plan, product, column + panel, minimum(PACK_B_PANELS, columns - panel), block,
+           team->packed_b + (panel * plan->blocks_k + block) * plan->b_panel_stride);
   }
   end_phase(team, tasks);
 }
@@ -171,64 +171,70 @@ static void finish_tile(gemm_team *team, const gemm_product *product, float *sum
   plan->kernels->finish(&product->epilogue, &tile, &team->maxima);
 }
 
-// One part of the result, whole: all blocks of K, then the epilogue.
-static void compute_task(gemm_team *team, const gemm_product *product, const gemm_area *area, const gemm_area *part) {
+// One part of the result, whole: all of K, then the epilogue. `first_column` is the first panel of the packed B.
+static void compute_task(gemm_team *team, const gemm_product *product, int64_t first_column, const gemm_area *part) {
   const gemm_plan *plan = team->plan;
   const fp8core_gemm_kernels *kernels = plan->kernels;
   const int64_t tile_floats = (int64_t)kernels->rows * kernels->columns;
   const int64_t d_bytes = (int64_t)fp8core_dtype_size(product->epilogue.d_dtype);
   float *tiles = (float *)(void *)team->scratch;
-  for (int64_t block = 0; block < plan->blocks_k; block++) {
-    const int last_block = block == plan->blocks_k - 1;
-    const int64_t k = block_length(plan, block);
-    const unsigned char *a = team->packed_a + (block * plan->super_rows + part->row - area->row) * plan->a_panel_stride;
-    if (plan->pack_a_in_task) {
-      a = team->scratch + plan->scratch_a;
-      pack_a(plan, product, part->row, part->rows, block, team->scratch + plan->scratch_a);
-    }
+  unsigned char *packed_a = team->scratch + plan->scratch_a;
+  unsigned char *own_b = team->scratch + plan->scratch_b;
+  for (int64_t chunk = 0; chunk < plan->blocks_k; chunk += plan->chunk_blocks) {
+    const int64_t chunk_end = minimum(chunk + plan->chunk_blocks, plan->blocks_k);
+    for (int64_t block = chunk; block < chunk_end; block++)
+      pack_a(plan, product, part->row, part->rows, block,
+             packed_a + (block - chunk) * plan->task_rows * plan->a_panel_stride);
     for (int64_t j = 0; j < part->columns; j++) {
       const int64_t column_panel = part->column + j;
       const int columns = (int)minimum(kernels->columns, plan->job->n - column_panel * kernels->columns);
-      const unsigned char *b =
-        team->packed_b + (block * plan->super_columns + column_panel - area->column) * plan->b_panel_stride;
-      if (plan->pack_b_in_task) {
-        b = team->scratch + plan->scratch_b;
-        pack_b(plan, product, column_panel, 1, block, team->scratch + plan->scratch_b);
-      }
-      for (int64_t i = 0; i < part->rows; i++) {
-        const int64_t row_panel = part->row + i;
-        const int rows = (int)minimum(kernels->rows, plan->job->m - row_panel * kernels->rows);
-        float *tile = plan->blocks_k == 1 ? tiles : tiles + (j * part->rows + i) * tile_floats;
-        if (last_block)
-          prefetch_rows(product->epilogue.d +
-                          (row_panel * kernels->rows * product->epilogue.d_stride + column_panel * kernels->columns) *
-                            d_bytes,
-                        product->epilogue.d_stride * d_bytes, rows);
-        kernels->multiply(rows, columns, k, a + i * plan->a_panel_stride, b, tile, block > 0);
-        if (last_block) finish_tile(team, product, tile, row_panel, column_panel, rows, columns);
+      const unsigned char *packed_b =
+        team->packed_b + (column_panel - first_column) * plan->blocks_k * plan->b_panel_stride;
+      float *column_tiles = plan->chunk_blocks < plan->blocks_k ? tiles + j * plan->task_rows * tile_floats : tiles;
+      for (int64_t block = chunk; block < chunk_end; block++) {
+        const int last_block = block == plan->blocks_k - 1;
+        const int64_t k = block_length(plan, block);
+        const unsigned char *a = packed_a + (block - chunk) * plan->task_rows * plan->a_panel_stride;
+        const unsigned char *b = packed_b + block * plan->b_panel_stride;
+        if (plan->pack_b_in_task) {
+          b = own_b;
+          pack_b(plan, product, column_panel, 1, block, own_b);
+        }
+        for (int64_t i = 0; i < part->rows; i++) {
+          const int64_t row_panel = part->row + i;
+          const int rows = (int)minimum(kernels->rows, plan->job->m - row_panel * kernels->rows);
+          float *tile = column_tiles + i * tile_floats;
+          if (last_block)
+            prefetch_rows(product->epilogue.d +
+                            (row_panel * kernels->rows * product->epilogue.d_stride + column_panel * kernels->columns) *
+                              d_bytes,
+                          product->epilogue.d_stride * d_bytes, rows);
+          kernels->multiply(rows, columns, k, a + i * plan->a_panel_stride, b, tile, block > 0);
+          if (last_block) finish_tile(team, product, tile, row_panel, column_panel, rows, columns);
+        }
       }
     }
   }
 }
 
-static void compute_phase(gemm_team *team, const gemm_product *product, const gemm_area *area) {
+// Groups of rows are never split: their column sums belong to one task.
+static int64_t row_unit(const fp8core_gemm_job *job) { return job->bias_gradient.data ? GROUP_PANELS : 1; }
+
+static void compute_phase(gemm_team *team, const gemm_product *product, int64_t column, int64_t columns) {
   const gemm_plan *plan = team->plan;
-  // Groups of rows are never split: their column sums belong to one task.
-  const int64_t unit = plan->column_sums ? GROUP_PANELS : 1;
-  const int64_t units = divide_up(area->rows, unit);
-  const int64_t row_parts = divide_up(area->rows, plan->task_rows);
-  const int64_t column_parts = divide_up(area->columns, plan->task_columns);
-  const int64_t tasks = row_parts * column_parts;
+  const int64_t unit = row_unit(plan->job);
+  const int64_t units = divide_up(plan->row_panels, unit);
+  const int64_t column_parts = divide_up(columns, plan->task_columns);
+  const int64_t tasks = plan->row_parts * column_parts;
   for (int64_t task = next_task(team); task < tasks; task = next_task(team)) {
-    const int64_t i = task % row_parts;
-    const int64_t j = task / row_parts;
+    const int64_t i = task % plan->row_parts;
+    const int64_t j = task / plan->row_parts;
     gemm_area part;
-    part.row = part_start(units, row_parts, i) * unit;
-    part.rows = minimum(part_start(units, row_parts, i + 1) * unit, area->rows) - part.row;
-    part.row += area->row;
-    part.column = area->column + part_start(area->columns, column_parts, j);
-    part.columns = area->column + part_start(area->columns, column_parts, j + 1) - part.column;
-    compute_task(team, product, area, &part);
+    part.row = part_start(units, plan->row_parts, i) * unit;
+    part.rows = minimum(part_start(units, plan->row_parts, i + 1) * unit, plan->row_panels) - part.row;
+    part.column = column + part_start(columns, column_parts, j);
+    part.columns = column + part_start(columns, column_parts, j + 1) - part.column;
+    compute_task(team, product, column, &part);
   }
   end_phase(team, tasks);
 }
@@ -274,45 +280,39 @@ static gemm_product product_of(const gemm_plan *plan, int64_t index) {
 static void run_product(gemm_team *team, int64_t index) {
   const gemm_plan *plan = team->plan;
   const gemm_product product = product_of(plan, index);
-  gemm_area area;
-  for (area.column = 0; area.column < plan->column_panels; area.column += plan->super_columns) {
-    area.columns = minimum(plan->super_columns, plan->column_panels - area.column);
-    for (area.row = 0; area.row < plan->row_panels; area.row += plan->super_rows) {
-      area.rows = minimum(plan->super_rows, plan->row_panels - area.row);
-      const int new_a = area.column == 0 || plan->super_rows < plan->row_panels;
-      packing_phase(team, &product, &area, !plan->pack_a_in_task && new_a, !plan->pack_b_in_task && area.row == 0);
-      compute_phase(team, &product, &area);
-    }
+  for (int64_t column = 0; column < plan->column_panels; column += plan->shared_columns) {
+    const int64_t columns = minimum(plan->shared_columns, plan->column_panels - column);
+    if (!plan->pack_b_in_task) packing_phase(team, &product, column, columns);
+    compute_phase(team, &product, column, columns);
   }
-}
-
-// The largest even number of panels whose packed bytes stay within `bytes`.
-static int64_t panels_within(int64_t bytes, int64_t panel_bytes, int64_t panels, int64_t task_panels) {
-  const int64_t fitting = bytes / panel_bytes / task_panels * task_panels;
-  if (fitting >= panels) return panels;
-  // Nearly equal parts: a small last one would pack much for little work.
-  return fitting < task_panels ? 0
-                               : minimum(round_up(divide_up(panels, divide_up(panels, fitting)), task_panels), fitting);
 }
 
 static void choose_tasks(gemm_plan *plan) {
   const fp8core_gemm_kernels *kernels = plan->kernels;
-  const int64_t least_rows = plan->job->bias_gradient.data ? GROUP_PANELS : 1;
-  plan->task_rows = minimum(kernels->task_row_panels, plan->row_panels);
-  plan->task_columns = minimum(kernels->task_column_panels, plan->column_panels);
-  if (plan->threads == 1) return;
-  while (divide_up(plan->row_panels, plan->task_rows) * divide_up(plan->column_panels, plan->task_columns) <
-         plan->threads * TASKS_PER_THREAD) {
-    const int64_t half_rows = round_up(divide_up(plan->task_rows, 2), least_rows);
-    const int rows_divisible = half_rows < plan->task_rows;
-    const int wide = plan->task_columns * kernels->columns >= plan->task_rows * kernels->rows;
-    if (plan->task_columns > 1 && (wide || !rows_divisible))
-      plan->task_columns = divide_up(plan->task_columns, 2);
-    else if (rows_divisible)
-      plan->task_rows = half_rows;
-    else
-      break;
+  const int64_t tile_bytes = (int64_t)kernels->rows * kernels->columns * (int64_t)sizeof(float);
+  const int64_t unit = row_unit(plan->job);
+  const int64_t units = divide_up(plan->row_panels, unit);
+  const int64_t fitting_blocks = maximum(TASK_A_BYTES / (maximum(LEAST_TASK_ROWS, unit) * plan->a_panel_stride), 1);
+  const int64_t chunks = divide_up(plan->blocks_k, fitting_blocks);
+  plan->chunk_blocks = divide_up(plan->blocks_k, chunks);
+  const int64_t fitting_rows = minimum(TASK_A_BYTES / (plan->chunk_blocks * plan->a_panel_stride), MOST_TASK_ROWS);
+  plan->row_parts = divide_up(units, maximum(fitting_rows / unit, 1));
+  plan->task_columns = plan->shared_columns;
+  if (chunks > 1)
+    plan->task_columns =
+      minimum(plan->task_columns, TASK_SUM_BYTES / (tile_bytes * divide_up(units, plan->row_parts) * unit));
+  if (plan->threads > 1) {
+    const int64_t wanted = plan->threads * TASKS_PER_THREAD;
+    int64_t column_parts = divide_up(plan->column_panels, plan->task_columns);
+    // Rows first: A is packed once for each part of the columns.
+    const int64_t most_parts = maximum(plan->row_panels / maximum(LEAST_TASK_ROWS, unit), 1);
+    plan->row_parts = maximum(plan->row_parts, minimum(most_parts, divide_up(wanted, column_parts)));
+    if (round_up(plan->row_parts, plan->threads) <= units) plan->row_parts = round_up(plan->row_parts, plan->threads);
+    if (plan->row_parts * column_parts < wanted)
+      column_parts = minimum(divide_up(wanted, plan->row_parts), plan->column_panels);
+    plan->task_columns = minimum(plan->task_columns, divide_up(plan->column_panels, column_parts));
   }
+  plan->task_rows = divide_up(units, plan->row_parts) * unit;
 }
 
 // Padding keeps panels, whose sizes are often powers of two, from competing for the same cache sets.
@@ -332,33 +332,22 @@ static void choose_blocks(gemm_plan *plan) {
   plan->column_panels = divide_up(job->n, kernels->columns);
   plan->a_panel_stride = panel_stride(plan, kernels->rows);
   plan->b_panel_stride = panel_stride(plan, kernels->columns);
-  choose_tasks(plan);
-  plan->pack_b_in_task = plan->task_rows >= plan->row_panels;
-  plan->pack_a_in_task = !plan->pack_b_in_task && plan->task_columns >= plan->column_panels;
-  plan->super_rows = plan->row_panels;
-  plan->super_columns = plan->column_panels;
-  const int64_t a_bytes = plan->a_panel_stride * plan->blocks_k;
   const int64_t b_bytes = plan->b_panel_stride * plan->blocks_k;
-  const int64_t limit = SHARED_BYTES / (plan->separate ? 8 : 1);
-  if (!plan->pack_a_in_task) {
-    const int64_t others = plan->pack_b_in_task ? 0 : minimum(limit / 2, b_bytes * plan->column_panels);
-    plan->super_rows = panels_within(limit - others, a_bytes, plan->row_panels, plan->task_rows);
-  }
-  if (!plan->pack_b_in_task)
-    plan->super_columns = panels_within(limit - (plan->pack_a_in_task ? 0 : plan->super_rows * a_bytes), b_bytes,
-                                        plan->column_panels, plan->task_columns);
-  if (plan->super_rows == 0 || plan->super_columns == 0) {
-    // K is so long that not even one task's panels fit: pack a block of K at a time.
-    plan->pack_a_in_task = 1;
+  plan->shared_columns = minimum(SHARED_BYTES / (plan->separate ? 8 : 1) / b_bytes, plan->column_panels);
+  // K is so long that few panels fit: a task packs a block of K at a time.
+  plan->pack_b_in_task = plan->shared_columns < minimum(LEAST_SHARED_COLUMNS, plan->column_panels);
+  if (plan->pack_b_in_task) plan->shared_columns = plan->column_panels;
+  // Nearly equal parts: a small last one would pack much for little work.
+  plan->shared_columns = divide_up(plan->column_panels, divide_up(plan->column_panels, plan->shared_columns));
+  choose_tasks(plan);
+  if (plan->row_parts == 1) {
     plan->pack_b_in_task = 1;
-    plan->super_rows = plan->row_panels;
-    plan->super_columns = plan->column_panels;
+    plan->shared_columns = plan->column_panels;
   }
-  plan->a_bytes = plan->pack_a_in_task ? 0 : plan->super_rows * a_bytes;
-  plan->b_bytes = plan->pack_b_in_task ? 0 : plan->super_columns * b_bytes;
-  const int64_t tiles = plan->blocks_k == 1 ? 1 : plan->task_rows * plan->task_columns;
-  plan->scratch_a = tiles * kernels->rows * kernels->columns * (int64_t)sizeof(float);
-  plan->scratch_b = plan->scratch_a + (plan->pack_a_in_task ? plan->task_rows * plan->a_panel_stride : 0);
+  plan->b_bytes = plan->pack_b_in_task ? 0 : plan->shared_columns * b_bytes;
+  const int64_t kept_columns = plan->chunk_blocks < plan->blocks_k ? plan->task_columns : 1;
+  plan->scratch_a = kept_columns * plan->task_rows * kernels->rows * kernels->columns * (int64_t)sizeof(float);
+  plan->scratch_b = plan->scratch_a + plan->chunk_blocks * plan->task_rows * plan->a_panel_stride;
   plan->scratch_bytes =
     round_up(plan->scratch_b + (plan->pack_b_in_task ? plan->b_panel_stride : 0), 4096) + CACHE_LINE;
 }
@@ -406,8 +395,7 @@ static void store_bias_gradient(const gemm_plan *plan) {
 // Everything that a thread does: its share of one product after the other, or whole products of its own.
 static void run_thread(const gemm_plan *plan, unsigned char *memory, int64_t *ticket, fp8core_gemm_maxima *maxima,
                        int rank, int size) {
-  const int64_t team_bytes = plan->a_bytes + plan->b_bytes;
-  unsigned char *scratches = memory + (plan->separate ? team_bytes * plan->threads : team_bytes);
+  unsigned char *scratches = memory + (plan->separate ? plan->b_bytes * plan->threads : plan->b_bytes);
   int64_t own_ticket = 0;
   gemm_team team;
   memset(&team, 0, sizeof(team));
@@ -415,8 +403,7 @@ static void run_thread(const gemm_plan *plan, unsigned char *memory, int64_t *ti
   team.rank = plan->separate ? 0 : rank;
   team.size = plan->separate ? 1 : size;
   team.ticket = plan->separate ? &own_ticket : ticket;
-  team.packed_a = memory + (plan->separate ? team_bytes * rank : 0);
-  team.packed_b = team.packed_a + plan->a_bytes;
+  team.packed_b = memory + (plan->separate ? plan->b_bytes * rank : 0);
   team.scratch = scratches + rank * plan->scratch_bytes;
   if (plan->separate) {
     for (int64_t index = __atomic_fetch_add(ticket, 1, __ATOMIC_RELAXED); index < plan->job->options.batch;
@@ -445,9 +432,8 @@ fp8core_status fp8core_cpu_gemm(fp8core_context *context, const fp8core_gemm_job
     job->bias_gradient.data ? round_up(divide_up(plan.row_panels, GROUP_PANELS) * job->n * (int64_t)sizeof(float), 4096)
                             : 0;
   const int64_t maxima_bytes = round_up(threads * (int64_t)sizeof(fp8core_gemm_maxima) + CACHE_LINE, 4096);
-  const int64_t team_bytes = plan.a_bytes + plan.b_bytes;
-  const int64_t bytes = bias_bytes + sums_bytes + maxima_bytes + (plan.separate ? team_bytes * threads : team_bytes) +
-                        plan.scratch_bytes * threads;
+  const int64_t bytes = bias_bytes + sums_bytes + maxima_bytes +
+                        (plan.separate ? plan.b_bytes * threads : plan.b_bytes) + plan.scratch_bytes * threads;
   void *workspace;
   FP8CORE_TRY(fp8core_workspace(context, (size_t)bytes, &workspace));
   unsigned char *memory = workspace;

@@ -74,9 +74,6 @@ typedef struct fp8core_gemm_kernels {
   int packed_bytes;
   // Elements of K per block, sized so that a panel of B stays in the first-level cache.
   int block_k;
-  // Panels per task, sized so that the task's panels of A stay in the second-level cache.
-  int task_row_panels;
-  int task_column_panels;
   fp8core_gemm_pack pack_a;
   fp8core_gemm_pack pack_b;
   // tile[rows, columns] = (accumulate ? tile : 0) + the panels' product over `k` elements. Only the given rows and

@@ -7,6 +7,9 @@
 
 #define ROWS 6
 #define COLUMNS 16
+// How far ahead packing reads: along a row, and in rows of a K-strided source.
+#define PREFETCH_BYTES 256
+#define PREFETCH_K 16
 
 ALWAYS_INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -77,6 +80,9 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
       const unsigned char *corner = source->data + (first + i + lane) * source->stride + k_first * element;
       float *packed = (float *)(void *)(panels + i / width * panel_stride) + lane;
       for (int64_t k = 0; k < k_count; k += 8) {
+        // The rows are further apart than hardware fetches ahead.
+        for (int row = 0; row < 8; row++)
+          __builtin_prefetch(corner + row * source->stride + k * element + PREFETCH_BYTES);
         const int64_t units = minimum(k_count - k, 8);
         __m256 block[8];
         for (int row = 0; row < 8; row++)
@@ -96,6 +102,7 @@ ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dt
   // Rows of the source outside, so that it is read in order.
   for (int64_t k = 0; k < k_count; k++) {
     const unsigned char *row = source->data + (k_first + k) * source->stride + first * element;
+    for (int64_t i = 0; i < count * element; i += 64) __builtin_prefetch(row + PREFETCH_K * source->stride + i);
     for (int64_t i = 0; i < count; i += width) {
       float *packed = (float *)(void *)(panels + i / width * panel_stride) + k * width;
       for (int lane = 0; lane < width; lane += 8) {
@@ -192,8 +199,6 @@ const fp8core_gemm_kernels fp8core_gemm_avx2 = {
   .k_unit = 1,
   .packed_bytes = 4,
   .block_k = 384,
-  .task_row_panels = 32,
-  .task_column_panels = 16,
   .pack_a = pack_a,
   .pack_b = pack_b,
   .multiply = multiply,

@@ -9,6 +9,9 @@
 #define ROWS 12
 #define COLUMNS 32
 #define ROW_MASK ((__mmask16)0x0fff)
+// How far ahead packing reads: along a row, and in rows of a K-strided source.
+#define PREFETCH_BYTES 256
+#define PREFETCH_K 16
 
 ALWAYS_INLINE __mmask16 first_16(int64_t count) {
   const uint32_t mask = count >= 16 ? 0xffff : count <= 0 ? 0 : (UINT32_C(1) << count) - 1;
@@ -81,6 +84,9 @@ ALWAYS_INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core
       for (int64_t k = 0; k < k_count; k += 16) {
         const __mmask16 present = first_16(k_count - k);
         const int64_t units = minimum(k_count - k, 16);
+        // The rows are further apart than hardware fetches ahead.
+        for (int row = 0; row < rows; row++)
+          __builtin_prefetch(corner + row * source->stride + k * element + PREFETCH_BYTES);
         __m512 block[16];
         for (int row = 0; row < 16; row++)
           block[row] =
@@ -99,6 +105,7 @@ ALWAYS_INLINE void pack_k_strided(const fp8core_gemm_operand *source, fp8core_dt
   // Rows of the source outside, so that it is read in order.
   for (int64_t k = 0; k < k_count; k++) {
     const unsigned char *row = source->data + (k_first + k) * source->stride + first * element;
+    for (int64_t i = 0; i < count * element; i += 64) __builtin_prefetch(row + PREFETCH_K * source->stride + i);
     for (int64_t i = 0; i < count; i += width) {
       float *packed = (float *)(void *)(panels + i / width * panel_stride) + k * width;
       for (int lane = 0; lane < width; lane += 16) {
@@ -195,8 +202,72 @@ static void multiply(int rows, int columns, int64_t k, const unsigned char *a, c
                                     accumulate);
 }
 
+// FP32 bits of 16 values rounded to BF16: the upper halves, with anything in the lower ones.
+ALWAYS_INLINE __m512i bf16_in_upper_halves(__m512 value) {
+  const __m512i bits = _mm512_castps_si512(value);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MIN));
+  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q), sign,
+                              _mm512_set1_epi32(0x7fc00000));
+}
+
+// finish_tile() for whole rows without C, activation and column sums, to BF16 or FP32: nearly all tiles of a model's
+// products.
+ALWAYS_INLINE void finish_whole_rows(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile,
+                                     fp8core_gemm_maxima *maxima, fp8core_dtype d_dtype, int with_bias) {
+  const int64_t d_size = (int64_t)fp8core_dtype_size(d_dtype);
+  const __m512 factor = _mm512_set1_ps(epilogue->factor);
+  const __m512 d_scale = _mm512_set1_ps(epilogue->d_scale);
+  const __m512i magnitude = _mm512_set1_epi32((int)FP8CORE_F32_MAGNITUDE);
+  const __m512 bias_left = with_bias ? _mm512_loadu_ps(epilogue->bias + tile->column) : _mm512_setzero_ps();
+  const __m512 bias_right = with_bias ? _mm512_loadu_ps(epilogue->bias + tile->column + 16) : _mm512_setzero_ps();
+  static const uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                            33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i upper = _mm512_loadu_si512(upper_halves);
+  __m512i largest_left = _mm512_setzero_si512();
+  __m512i largest_right = _mm512_setzero_si512();
+  unsigned char *d = epilogue->d + (tile->row * epilogue->d_stride + tile->column) * d_size;
+  for (int i = 0; i < tile->rows; i++) {
+    __m512 left = _mm512_mul_ps(_mm512_load_ps(tile->sums + i * COLUMNS), factor);
+    __m512 right = _mm512_mul_ps(_mm512_load_ps(tile->sums + i * COLUMNS + 16), factor);
+    if (with_bias) {
+      left = _mm512_add_ps(left, bias_left);
+      right = _mm512_add_ps(right, bias_right);
+    }
+    largest_left = _mm512_max_epu32(largest_left, _mm512_and_si512(_mm512_castps_si512(left), magnitude));
+    largest_right = _mm512_max_epu32(largest_right, _mm512_and_si512(_mm512_castps_si512(right), magnitude));
+    left = _mm512_mul_ps(left, d_scale);
+    right = _mm512_mul_ps(right, d_scale);
+    if (d_dtype == FP8CORE_BF16) {
+      _mm512_storeu_si512(d, _mm512_permutex2var_epi16(bf16_in_upper_halves(left), upper, bf16_in_upper_halves(right)));
+    } else {
+      const __m512i quiet_nan = _mm512_set1_epi32(FP8CORE_F32_QUIET_NAN);
+      const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+      // FP32 stores one NaN, with its sign: sign bit of the value | quiet_nan.
+      const __mmask16 left_nan = _mm512_cmp_ps_mask(left, left, _CMP_UNORD_Q);
+      const __mmask16 right_nan = _mm512_cmp_ps_mask(right, right, _CMP_UNORD_Q);
+      const __m512i left_bits = _mm512_castps_si512(left);
+      const __m512i right_bits = _mm512_castps_si512(right);
+      _mm512_storeu_si512(d, _mm512_mask_ternarylogic_epi32(left_bits, left_nan, sign, quiet_nan, 0xea));
+      _mm512_storeu_si512(d + 64, _mm512_mask_ternarylogic_epi32(right_bits, right_nan, sign, quiet_nan, 0xea));
+    }
+    d += epilogue->d_stride * d_size;
+  }
+  const uint32_t largest = _mm512_reduce_max_epu32(_mm512_max_epu32(largest_left, largest_right));
+  if (largest > maxima->d) maxima->d = largest;
+}
+
 void fp8core_gemm_finish_avx512(const fp8core_gemm_epilogue *epilogue, const fp8core_gemm_tile *tile,
                                 fp8core_gemm_maxima *maxima) {
+  if (tile->columns == COLUMNS && !epilogue->c && !tile->column_sums && epilogue->activation == FP8CORE_EPILOGUE_NONE) {
+    if (epilogue->d_dtype == FP8CORE_BF16 && epilogue->bias)
+      return finish_whole_rows(epilogue, tile, maxima, FP8CORE_BF16, 1);
+    if (epilogue->d_dtype == FP8CORE_BF16) return finish_whole_rows(epilogue, tile, maxima, FP8CORE_BF16, 0);
+    if (epilogue->d_dtype == FP8CORE_FP32 && epilogue->bias)
+      return finish_whole_rows(epilogue, tile, maxima, FP8CORE_FP32, 1);
+    if (epilogue->d_dtype == FP8CORE_FP32) return finish_whole_rows(epilogue, tile, maxima, FP8CORE_FP32, 0);
+  }
   finish_tile(epilogue, tile, maxima, COLUMNS);
 }
 
@@ -206,8 +277,6 @@ const fp8core_gemm_kernels fp8core_gemm_avx512 = {
   .k_unit = 1,
   .packed_bytes = 4,
   .block_k = 256,
-  .task_row_panels = 16,
-  .task_column_panels = 8,
   .pack_a = pack_a,
   .pack_b = pack_b,
   .multiply = multiply,

@@ -11,6 +11,9 @@
 #define ROWS 12
 #define COLUMNS 32
 #define ROW_MASK ((__mmask16)0x0fff)
+// How far ahead packing reads: along a row, and in rows of a K-strided source.
+#define PREFETCH_BYTES 256
+#define PREFETCH_K 16
 #define INLINE static inline __attribute__((always_inline))
 
 // BF16 of the codes 0 to 127: a table is exact for subnormals and NaNs too, at the cost of two byte permutations per 64
@@ -128,6 +131,8 @@ INLINE void pack_rows(const fp8core_gemm_operand *source, fp8core_dtype dtype, c
                                        : _mm512_setzero_si512();
     transpose_16x16(block);
     unsigned char *out = packed + k / 2 * pair_bytes;
+    // The rows are further apart than hardware fetches ahead.
+    for (int i = 0; i < rows; i++) __builtin_prefetch(first + i * source->stride + k * element + PREFETCH_BYTES);
     for (int i = 0; i < 16; i++) {
       if (element == 2) {
         if (i < pairs) _mm512_mask_storeu_epi32(out + i * pair_bytes, lanes, block[i]);
@@ -153,6 +158,10 @@ INLINE void pack_k_contiguous(const fp8core_gemm_operand *source, fp8core_dtype 
       pack_rows(source, dtype, &tables, width, width - lane < 16 ? width - lane : 16, minimum(count - i - lane, 16),
                 source->data + (first + i + lane) * source->stride + k_first * element, k_count, panel + lane * 4);
   }
+}
+
+INLINE void prefetch_row(const unsigned char *row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
 // 12 columns and four K of a K-strided source become two units of a panel of A.
@@ -197,7 +206,10 @@ INLINE void pack_a_k_strided(const fp8core_gemm_operand *source, fp8core_dtype d
   // Rows of the source outside, so that it is read in order.
   for (int64_t k = 0; k < k_count; k += 4) {
     const unsigned char *k_rows[4];
-    for (int i = 0; i < 4; i++) k_rows[i] = source->data + (k_first + k + i) * source->stride + first * element;
+    for (int i = 0; i < 4; i++) {
+      k_rows[i] = source->data + (k_first + k + i) * source->stride + first * element;
+      prefetch_row(k_rows[i] + PREFETCH_K * source->stride, count * element);
+    }
     for (int64_t i = 0; i < count; i += ROWS) {
       const __mmask16 columns = first_16(minimum(count - i, ROWS));
       const unsigned char *const corners[4] = {k_rows[0] + i * element, k_rows[1] + i * element,
@@ -233,6 +245,8 @@ INLINE void pack_b_k_strided(const fp8core_gemm_operand *source, fp8core_dtype d
   for (int64_t k = 0; k < k_count; k += 2) {
     const unsigned char *even = source->data + (k_first + k) * source->stride + first * element;
     const unsigned char *odd = even + source->stride;
+    prefetch_row(even + PREFETCH_K * source->stride, count * element);
+    prefetch_row(odd + PREFETCH_K * source->stride, count * element);
     const int last = k + 1 == k_count;
     for (int64_t i = 0; i < count; i += COLUMNS) {
       const __mmask32 columns = first_32(count - i);
@@ -362,8 +376,6 @@ const fp8core_gemm_kernels fp8core_gemm_avx512_bf16 = {
   .k_unit = 2,
   .packed_bytes = 2,
   .block_k = 512,
-  .task_row_panels = 16,
-  .task_column_panels = 8,
   .pack_a = pack_a,
   .pack_b = pack_b,
   .multiply = multiply,
