@@ -1,0 +1,159 @@
+#include <immintrin.h>
+
+#include "kernels.h"
+
+#define LANES 8
+
+typedef __m256 v_float;
+typedef __m256i v_bits;
+
+#define V static inline __attribute__((always_inline))
+
+V __m256i splat_bits(uint32_t bits) { return _mm256_set1_epi32((int)bits); }
+V v_float v_splat(float value) { return _mm256_set1_ps(value); }
+V v_float v_root(v_float value) { return _mm256_sqrt_ps(value); }
+V v_bits v_zero_bits(void) { return _mm256_setzero_si256(); }
+V v_bits magnitude_of(v_float value) {
+  return _mm256_and_si256(_mm256_castps_si256(value), splat_bits(FP8CORE_F32_MAGNITUDE));
+}
+V void v_raise(v_bits *largest, v_float value) { *largest = _mm256_max_epi32(*largest, magnitude_of(value)); }
+V uint32_t v_largest(v_bits largest) {
+  uint32_t lanes[LANES];
+  uint32_t found = 0;
+  _mm256_storeu_si256((__m256i *)(void *)lanes, largest);
+  for (int lane = 0; lane < LANES; lane++) found = lanes[lane] > found ? lanes[lane] : found;
+  return found;
+}
+V v_float v_positive(v_float value, v_float scaled, v_float least) {
+  return _mm256_blendv_ps(scaled, _mm256_max_ps(scaled, least), _mm256_cmp_ps(value, _mm256_setzero_ps(), _CMP_GT_OQ));
+}
+
+// A product of two FP32 values is exact in FP64.
+V void v_add_squares(double *sums, v_float value) {
+  const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
+  const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
+  _mm256_store_pd(sums, _mm256_fmadd_pd(low, low, _mm256_load_pd(sums)));
+  _mm256_store_pd(sums + 4, _mm256_fmadd_pd(high, high, _mm256_load_pd(sums + 4)));
+}
+
+V v_float v_load(fp8core_dtype dtype, const unsigned char *data) {
+  switch (dtype) {
+  case FP8CORE_E4M3: {
+    const __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)data));
+    const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi32(code, 20), splat_bits(0x07f00000));
+    // Rebias by a product, which puts subnormals right too.
+    const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p120f));
+    const __m256 nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(magnitude, splat_bits(0x07f00000)));
+    const __m256 bits = _mm256_blendv_ps(value, _mm256_castsi256_ps(splat_bits(FP8CORE_F32_QUIET_NAN)), nan);
+    return _mm256_or_ps(bits, _mm256_castsi256_ps(_mm256_and_si256(code, splat_bits(FP8CORE_F32_SIGN))));
+  }
+  case FP8CORE_E5M2:
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)data)), 8));
+  case FP8CORE_BF16:
+    return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)data)), 16));
+  case FP8CORE_FP16: return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)data));
+  case FP8CORE_FP32: break;
+  }
+  return _mm256_loadu_ps((const float *)(const void *)data);
+}
+
+// Codes without the sign, of magnitudes that are in range; see avx512.c.
+V __m256i encode_8(fp8core_dtype dtype, __m256i magnitude) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const int shift = 23 - format.mantissa_bits;
+  const __m256i least = splat_bits((uint32_t)(format.min_exponent + 127) << 23);
+  const __m256i exponent = _mm256_max_epi32(_mm256_and_si256(magnitude, splat_bits(FP8CORE_F32_INFINITY)), least);
+  const __m256i addend = _mm256_add_epi32(exponent, splat_bits((uint32_t)shift << 23));
+  const __m256i sum = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(addend)));
+  return _mm256_and_si256(_mm256_add_epi32(sum, _mm256_srli_epi32(_mm256_sub_epi32(exponent, least), shift)),
+                          splat_bits(0x7f));
+}
+
+V __m256i clamped(fp8core_dtype dtype, v_float value) {
+  return _mm256_min_epi32(magnitude_of(value), splat_bits(fp8core_format_of(dtype).max_value));
+}
+
+V void store_8(unsigned char *data, v_float value, __m256i code) {
+  const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(value), 24), splat_bits(0x80));
+  const __m256i signed_code = _mm256_or_si256(sign, code);
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(signed_code), _mm256_extracti128_si256(signed_code, 1));
+  _mm_storel_epi64((__m128i *)(void *)data, _mm_packus_epi16(words, words));
+}
+
+V void store_16(unsigned char *data, v_float value, __m256i code) {
+  const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(value), 16), splat_bits(0x8000));
+  const __m256i signed_code = _mm256_or_si256(sign, code);
+  _mm_storeu_si128((__m128i *)(void *)data,
+                   _mm_packus_epi32(_mm256_castsi256_si128(signed_code), _mm256_extracti128_si256(signed_code, 1)));
+}
+
+V __m256i nearest_bf16(__m256i magnitude) {
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(magnitude, 16), splat_bits(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(magnitude, splat_bits(0x7fff)), odd), 16);
+}
+
+V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value) {
+  switch (dtype) {
+  case FP8CORE_E4M3:
+  case FP8CORE_E5M2: store_8(data, value, encode_8(dtype, clamped(dtype, value))); return;
+  case FP8CORE_BF16: store_16(data, value, nearest_bf16(magnitude_of(value))); return;
+  case FP8CORE_FP16: {
+    const v_float max = v_splat(65504.0f);
+    const v_float limited = _mm256_max_ps(_mm256_min_ps(value, max), _mm256_sub_ps(_mm256_setzero_ps(), max));
+    _mm_storeu_si128((__m128i *)(void *)data, _mm256_cvtps_ph(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return;
+  }
+  case FP8CORE_FP32: break;
+  }
+  _mm256_storeu_ps((float *)(void *)data, value);
+}
+
+V __m256i below(__m256i one, __m256i other) {
+  const __m256i flip = splat_bits(FP8CORE_F32_SIGN);
+  return _mm256_cmpgt_epi32(_mm256_xor_si256(other, flip), _mm256_xor_si256(one, flip));
+}
+
+// fp8core_encode_stochastic() of a magnitude within the range of the format.
+V __m256i encode_stochastic(fp8core_dtype dtype, __m256i magnitude, __m256i draw) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const __m256i min_exponent = splat_bits((uint32_t)(format.min_exponent + 127));
+  const __m256i exponent_field = _mm256_srli_epi32(magnitude, 23);
+  const __m256i exponent = _mm256_max_epi32(exponent_field, splat_bits(1));
+  const __m256i subnormal = _mm256_cmpeq_epi32(exponent_field, _mm256_setzero_si256());
+  const __m256i mantissa = _mm256_and_si256(magnitude, splat_bits(0x7fffff));
+  const __m256i significand = _mm256_or_si256(mantissa, _mm256_andnot_si256(subnormal, splat_bits(0x800000)));
+  const __m256i rounded_exponent = _mm256_max_epi32(exponent, min_exponent);
+  const __m256i shift =
+    _mm256_add_epi32(_mm256_sub_epi32(rounded_exponent, exponent), splat_bits((uint32_t)(23 - format.mantissa_bits)));
+  const __m256i lower =
+    _mm256_add_epi32(_mm256_srlv_epi32(significand, shift),
+                     _mm256_slli_epi32(_mm256_sub_epi32(rounded_exponent, min_exponent), format.mantissa_bits));
+  // Counts outside 0 to 31 shift everything out.
+  const __m256i fraction = _mm256_or_si256(_mm256_sllv_epi32(significand, _mm256_sub_epi32(splat_bits(32), shift)),
+                                           _mm256_srlv_epi32(significand, _mm256_sub_epi32(shift, splat_bits(32))));
+  return _mm256_sub_epi32(lower, below(draw, fraction));
+}
+
+V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, const uint32_t draws[LANES]) {
+  const __m256i draw = _mm256_loadu_si256((const __m256i *)(const void *)draws);
+  switch (dtype) {
+  case FP8CORE_E4M3:
+  case FP8CORE_E5M2: store_8(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_FP16: store_16(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_BF16: {
+    // At the maximum and beyond it rounds to nearest: nothing is drawn.
+    const __m256i magnitude = magnitude_of(value);
+    const __m256i within = _mm256_cmpgt_epi32(splat_bits(fp8core_format_of(dtype).max_value), magnitude);
+    store_16(data, value,
+             _mm256_blendv_epi8(nearest_bf16(magnitude), encode_stochastic(dtype, magnitude, draw), within));
+    return;
+  }
+  case FP8CORE_FP32: break;
+  }
+  _mm256_storeu_ps((float *)(void *)data, value);
+}
+
+#include "vector.h"
+
+const fp8optim_kernels fp8optim_kernels_avx2 = {update, measure};

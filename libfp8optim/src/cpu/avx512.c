@@ -1,0 +1,151 @@
+#include <immintrin.h>
+
+#include "kernels.h"
+
+#define LANES 16
+
+typedef __m512 v_float;
+typedef __m512i v_bits;
+
+#define V static inline __attribute__((always_inline))
+
+V __m512i splat_bits(uint32_t bits) { return _mm512_set1_epi32((int)bits); }
+V v_float v_splat(float value) { return _mm512_set1_ps(value); }
+V v_float v_root(v_float value) { return _mm512_sqrt_ps(value); }
+V v_bits v_zero_bits(void) { return _mm512_setzero_si512(); }
+V v_bits magnitude_of(v_float value) {
+  return _mm512_and_si512(_mm512_castps_si512(value), splat_bits(FP8CORE_F32_MAGNITUDE));
+}
+V void v_raise(v_bits *largest, v_float value) { *largest = _mm512_max_epi32(*largest, magnitude_of(value)); }
+V uint32_t v_largest(v_bits largest) { return (uint32_t)_mm512_reduce_max_epi32(largest); }
+V v_float v_positive(v_float value, v_float scaled, v_float least) {
+  return _mm512_mask_max_ps(scaled, _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_GT_OQ), scaled, least);
+}
+
+// A product of two FP32 values is exact in FP64.
+V void v_add_squares(double *sums, v_float value) {
+  const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
+  const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(value, 1));
+  _mm512_store_pd(sums, _mm512_fmadd_pd(low, low, _mm512_load_pd(sums)));
+  _mm512_store_pd(sums + 8, _mm512_fmadd_pd(high, high, _mm512_load_pd(sums + 8)));
+}
+
+V v_float v_load(fp8core_dtype dtype, const unsigned char *data) {
+  switch (dtype) {
+  case FP8CORE_E4M3: {
+    const __m512i code = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)data));
+    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi32(code, 20), splat_bits(0x07f00000));
+    // Rebias by a product, which puts subnormals right too.
+    const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(0x1p120f));
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, splat_bits(0x07f00000));
+    const __m512i bits = _mm512_mask_mov_epi32(_mm512_castps_si512(value), nan, splat_bits(FP8CORE_F32_QUIET_NAN));
+    // sign of the code | bits
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(bits, code, splat_bits(FP8CORE_F32_SIGN), 0xf8));
+  }
+  case FP8CORE_E5M2:
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)data)), 8));
+  case FP8CORE_BF16:
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)data)), 16));
+  case FP8CORE_FP16: return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)data));
+  case FP8CORE_FP32: break;
+  }
+  return _mm512_loadu_ps(data);
+}
+
+// Codes without the sign, of magnitudes that are in range.
+V __m512i encode_8(fp8core_dtype dtype, __m512i magnitude) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const int shift = 23 - format.mantissa_bits;
+  // Adding 2^(exponent + shift) rounds to the mantissa bits at that exponent and leaves the significand in the low
+  // bits. Exponents below the smallest normal count as that one, which makes the subnormals.
+  const __m512i least = splat_bits((uint32_t)(format.min_exponent + 127) << 23);
+  const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(magnitude, splat_bits(FP8CORE_F32_INFINITY)), least);
+  const __m512i addend = _mm512_add_epi32(exponent, splat_bits((uint32_t)shift << 23));
+  const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(addend)));
+  return _mm512_add_epi32(sum, _mm512_srli_epi32(_mm512_sub_epi32(exponent, least), (unsigned)shift));
+}
+
+V __m512i clamped(fp8core_dtype dtype, v_float value) {
+  return _mm512_min_epi32(magnitude_of(value), splat_bits(fp8core_format_of(dtype).max_value));
+}
+
+V void store_8(unsigned char *data, v_float value, __m512i code) {
+  const __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(value), 24);
+  // sign & 0x80 | code & 0x7f
+  const __m512i signed_code = _mm512_ternarylogic_epi32(splat_bits(0x80), sign, code, 0xca);
+  _mm_storeu_si128((__m128i *)data, _mm512_cvtepi32_epi8(signed_code));
+}
+
+V void store_16(unsigned char *data, v_float value, __m512i code) {
+  const __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(value), 16);
+  const __m512i signed_code = _mm512_ternarylogic_epi32(splat_bits(0x8000), sign, code, 0xca);
+  _mm256_storeu_si256((__m256i *)data, _mm512_cvtepi32_epi16(signed_code));
+}
+
+V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value) {
+  switch (dtype) {
+  case FP8CORE_E4M3:
+  case FP8CORE_E5M2: store_8(data, value, encode_8(dtype, clamped(dtype, value))); return;
+  case FP8CORE_BF16: {
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), splat_bits(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, splat_bits(0x7fff)), odd);
+    _mm256_storeu_si256((__m256i *)data, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    return;
+  }
+  case FP8CORE_FP16: {
+    const v_float max = v_splat(65504.0f);
+    const v_float limited = _mm512_max_ps(_mm512_min_ps(value, max), _mm512_sub_ps(_mm512_setzero_ps(), max));
+    _mm256_storeu_si256((__m256i *)data, _mm512_cvtps_ph(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return;
+  }
+  case FP8CORE_FP32: break;
+  }
+  _mm512_storeu_ps(data, value);
+}
+
+// fp8core_encode_stochastic() of a magnitude within the range of the format.
+V __m512i encode_stochastic(fp8core_dtype dtype, __m512i magnitude, __m512i draw) {
+  const fp8core_format format = fp8core_format_of(dtype);
+  const __m512i min_exponent = splat_bits((uint32_t)(format.min_exponent + 127));
+  const __m512i exponent_field = _mm512_srli_epi32(magnitude, 23);
+  const __m512i exponent = _mm512_max_epi32(exponent_field, splat_bits(1));
+  const __mmask16 normal = _mm512_test_epi32_mask(exponent_field, exponent_field);
+  const __m512i mantissa = _mm512_and_si512(magnitude, splat_bits(0x7fffff));
+  const __m512i significand = _mm512_mask_or_epi32(mantissa, normal, mantissa, splat_bits(0x800000));
+  const __m512i rounded_exponent = _mm512_max_epi32(exponent, min_exponent);
+  const __m512i shift =
+    _mm512_add_epi32(_mm512_sub_epi32(rounded_exponent, exponent), splat_bits((uint32_t)(23 - format.mantissa_bits)));
+  const __m512i lower = _mm512_add_epi32(
+    _mm512_srlv_epi32(significand, shift),
+    _mm512_slli_epi32(_mm512_sub_epi32(rounded_exponent, min_exponent), (unsigned)format.mantissa_bits));
+  // Counts outside 0 to 31 shift everything out.
+  const __m512i fraction = _mm512_or_si512(_mm512_sllv_epi32(significand, _mm512_sub_epi32(splat_bits(32), shift)),
+                                           _mm512_srlv_epi32(significand, _mm512_sub_epi32(shift, splat_bits(32))));
+  return _mm512_mask_add_epi32(lower, _mm512_cmplt_epu32_mask(draw, fraction), lower, splat_bits(1));
+}
+
+V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, const uint32_t draws[LANES]) {
+  const __m512i draw = _mm512_loadu_si512(draws);
+  switch (dtype) {
+  case FP8CORE_E4M3:
+  case FP8CORE_E5M2: store_8(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_FP16: store_16(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_BF16: {
+    // At the maximum and beyond it rounds to nearest: nothing is drawn.
+    const __m512i magnitude = magnitude_of(value);
+    const __mmask16 beyond = _mm512_cmpge_epi32_mask(magnitude, splat_bits(fp8core_format_of(dtype).max_value));
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(magnitude, 16), splat_bits(1));
+    const __m512i nearest =
+      _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(magnitude, splat_bits(0x7fff)), odd), 16);
+    store_16(data, value, _mm512_mask_mov_epi32(encode_stochastic(dtype, magnitude, draw), beyond, nearest));
+    return;
+  }
+  case FP8CORE_FP32: break;
+  }
+  _mm512_storeu_ps(data, value);
+}
+
+#include "vector.h"
+
+const fp8optim_kernels fp8optim_kernels_avx512 = {update, measure};

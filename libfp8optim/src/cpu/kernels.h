@@ -1,0 +1,37 @@
+// The optimizer's kernels on the CPU, one table a tier. Each gives the bits of rules.h.
+#ifndef FP8OPTIM_CPU_KERNELS_H
+#define FP8OPTIM_CPU_KERNELS_H
+
+#include "rules.h"
+
+// What is constant over a tensor and a step.
+typedef struct fp8optim_update_job {
+  fp8core_dtype dtype[FP8OPTIM_PARTS];
+  fp8core_dtype gradient_dtype;
+  fp8optim_constants constants;
+  // Of the master's rounding: see fp8core_draw().
+  int stochastic;
+  uint64_t seed;
+  uint32_t tensor_id;
+  uint32_t step;
+} fp8optim_update_job;
+
+typedef struct fp8optim_kernels {
+  // Updates contiguous elements. data[FP8OPTIM_WEIGHT] may be NULL. Element 0 has the index `first_element` in its
+  // tensor. Raises scaled_amax.
+  void (*update)(const fp8optim_update_job *job, const void *gradient, void *const data[FP8OPTIM_PARTS],
+                 uint64_t first_element, int64_t elements, uint32_t scaled_amax[FP8OPTIM_STATES]);
+  // Adds the squares of value = element * scale_inverse to the lanes' sums, element i to lane i % 16, and raises
+  // *amax to the largest magnitude of a value.
+  void (*measure)(fp8core_dtype dtype, float scale_inverse, const void *data, int64_t elements,
+                  double sums[FP8OPTIM_LANES], uint32_t *amax);
+} fp8optim_kernels;
+
+extern const fp8optim_kernels fp8optim_kernels_scalar;
+extern const fp8optim_kernels fp8optim_kernels_avx2;
+extern const fp8optim_kernels fp8optim_kernels_avx512;
+
+// The table of the context's tier.
+const fp8optim_kernels *fp8optim_cpu_kernels(fp8core_isa isa);
+
+#endif

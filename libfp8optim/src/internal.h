@@ -1,0 +1,102 @@
+// What the files of libfp8optim share. Public functions validate; backends (src/cpu, src/cuda) assume valid input.
+#ifndef FP8OPTIM_INTERNAL_H
+#define FP8OPTIM_INTERNAL_H
+
+#include "fp8optim/adamw.h"
+#include "rules.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define fp8optim_invalid(...) fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
+
+#define FP8OPTIM_TRY(call)                                                                                             \
+  do {                                                                                                                 \
+    const fp8core_status try_status = (call);                                                                          \
+    if (try_status != FP8CORE_OK) return try_status;                                                                   \
+  } while (0)
+
+// One chunk of one tensor.
+typedef struct fp8optim_chunk {
+  int64_t tensor;
+  // Elements before it in its tensor.
+  int64_t first;
+  int64_t elements;
+} fp8optim_chunk;
+
+// What a step is done with, all in device memory, tables of the optimizer's.
+typedef struct fp8optim_tables {
+  fp8optim_tensor *tensors;
+  fp8optim_gradient *gradients;
+  fp8optim_group *groups;
+  fp8optim_group_step *group_steps;
+  fp8optim_constants *constants;
+  fp8optim_chunk *chunks;
+  fp8optim_chunk_result *results;
+  fp8optim_progress *progress;
+} fp8optim_tables;
+
+// What a tensor that is to become a state holds.
+typedef struct fp8optim_survey {
+  // FP32 bits of the largest magnitude.
+  uint32_t largest;
+  int negative;
+} fp8optim_survey;
+
+typedef struct fp8optim_backend {
+  // The whole step, with the optimizer's gradients and groups.
+  fp8core_status (*step)(fp8optim_adamw *adamw, float max_norm, float loss_scale);
+  // Waits for the device.
+  fp8core_status (*survey)(fp8optim_adamw *adamw, const fp8optim_gradient *source, int64_t rows, int64_t columns,
+                           fp8optim_survey *found);
+  // Casts a surveyed source into a state; see fp8optim_adamw_set_state().
+  fp8core_status (*set_state)(fp8optim_adamw *adamw, int64_t index, fp8optim_state state,
+                              const fp8optim_gradient *source, float scale, uint32_t largest);
+  // Writes the weight of a tensor from its master, with a scale for it or the one that the tensor has.
+  fp8core_status (*make_weight)(fp8optim_adamw *adamw, int64_t index, int choose_scale);
+} fp8optim_backend;
+
+struct fp8optim_adamw {
+  fp8core_context *context;
+  const fp8optim_backend *backend;
+  fp8optim_adamw_options options;
+  int64_t tensor_count;
+  int group_count;
+  int64_t chunk_count;
+  // Host memory. Names and shapes of the tensors; the gradients of the step in progress; the groups.
+  fp8optim_parameter *parameters;
+  char *names;
+  // Where the parts of each tensor start in state_memory.
+  int64_t *state_offsets;
+  fp8optim_gradient *gradients;
+  fp8optim_group *groups;
+  // Device memory, one block each; NULL where there is nothing.
+  void *table_memory;
+  void *state_memory;
+  int64_t table_bytes;
+  int64_t state_bytes;
+  fp8optim_tables tables;
+  // Moments were set or given, so that a step count of 0 would be a mistake; a step count was set or steps were taken.
+  int moments_set;
+  int steps_known;
+  // Of CUDA.
+  void *backend_state;
+};
+
+extern const fp8optim_backend fp8optim_cpu_backend;
+
+// Sets backend and backend_state of an optimizer whose context is of CUDA; the stub of a build without it fails.
+fp8core_status fp8optim_cuda_init(fp8optim_adamw *adamw);
+void fp8optim_cuda_destroy(fp8optim_adamw *adamw);
+
+int64_t fp8optim_elements(const fp8optim_parameter *parameter);
+
+fp8core_status fp8optim_check_survey(const fp8optim_parameter *parameter, fp8optim_state state,
+                                     const fp8optim_survey *found);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,318 @@
+// The arithmetic of the optimizer, written once. Both the C compiler and nvcc take this file; every SIMD and CUDA
+// kernel gives the bits of fp8optim_update_element(). docs/numerics.md states the same rules in words, with their
+// sources.
+//
+// Products and sums round separately: no fused operation, so that all tiers agree.
+#ifndef FP8OPTIM_RULES_H
+#define FP8OPTIM_RULES_H
+
+#include "fp8optim/adamw.h"
+#include "numerics.h"
+
+// States with a scale, and the weight, in the order of fp8optim_state.
+#define FP8OPTIM_STATES 3
+#define FP8OPTIM_PARTS 4
+
+// Consecutive elements of one tensor that are measured and updated together, and whose squares are one partial sum.
+#define FP8OPTIM_CHUNK 16384
+// Element i of a chunk belongs to lane i % 16 of its partial sum.
+#define FP8OPTIM_LANES 16
+
+// A gradient norm above this skips the step: differences of gradients and moments below it cannot overflow.
+#define FP8OPTIM_NORM_MAX 0x1p126
+
+// Rounding of bounds and of the arithmetic that they bound.
+#define FP8OPTIM_BOUND_SLACK (1.0 + 0x1p-18)
+
+// Sum of squares of a lane, and the largest magnitude as FP32 bits: larger than infinity's for a NaN.
+typedef struct fp8optim_chunk_result {
+  double sum_squares;
+  uint32_t gradient_amax;
+  // FP32 bits of the largest scaled magnitudes before they were rounded.
+  uint32_t scaled_amax[FP8OPTIM_STATES];
+} fp8optim_chunk_result;
+
+// One tensor of parameters, in device memory. Indices are fp8optim_state.
+typedef struct fp8optim_tensor {
+  void *data[FP8OPTIM_PARTS];
+  fp8core_dtype dtype[FP8OPTIM_PARTS];
+  int64_t elements;
+  int64_t row_length;
+  int group;
+  int64_t first_chunk;
+  int64_t chunks;
+  float scale[FP8OPTIM_PARTS];
+  float scale_inverse[FP8OPTIM_PARTS];
+  // Largest magnitudes of the stored values; of the master, before it was rounded.
+  float amax[FP8OPTIM_STATES];
+  // Of the step in progress.
+  float next_scale[FP8OPTIM_PARTS];
+  float gradient_amax;
+} fp8optim_tensor;
+
+typedef struct fp8optim_gradient {
+  const void *data;
+  fp8core_dtype dtype;
+  // Elements from one row to the next.
+  int64_t row_stride;
+  const float *scale_inverse;
+} fp8optim_gradient;
+
+// What the whole optimizer counts and what a step finds, in device memory.
+typedef struct fp8optim_progress {
+  int64_t steps;
+  int64_t skipped_steps;
+  // Of the last step.
+  int skipped;
+  float gradient_norm;
+  float clip_factor;
+} fp8optim_progress;
+
+// What one element's update needs, constant over a tensor and a step.
+typedef struct fp8optim_constants {
+  float gradient_factor;
+  float scale_inverse[FP8OPTIM_STATES];
+  float next_scale[FP8OPTIM_PARTS];
+  float next_master_inverse;
+  float beta1_rest;
+  float beta2;
+  float beta2_rest;
+  float step_size;
+  float inverse_root_correction2;
+  float eps;
+  float decay;
+} fp8optim_constants;
+
+// Whether the gradients allow a step, its clip factor and norm. `sum_squares` and `largest` are of all gradients as
+// they came.
+FP8CORE_RULE void fp8optim_begin_rule(fp8optim_progress *progress, double sum_squares, uint32_t largest, float max_norm,
+                                      float loss_scale) {
+  const double norm = sqrt(sum_squares) / (double)loss_scale;
+  // A NaN or an infinity among the gradients is in `largest`, whatever the sum.
+  progress->skipped = largest >= FP8CORE_F32_INFINITY || !(norm <= FP8OPTIM_NORM_MAX);
+  progress->gradient_norm = (float)norm;
+  progress->clip_factor = max_norm > 0.0f && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
+  if (progress->skipped)
+    progress->skipped_steps++;
+  else
+    progress->steps++;
+}
+
+// A power of two with one to three powers of head-room, kept as long as `bound` fits, so that storing an unchanged
+// value again gives the same bits.
+FP8CORE_RULE float fp8optim_kept_scale(fp8core_dtype dtype, float bound, float scale) {
+  if (dtype == FP8CORE_BF16 || dtype == FP8CORE_FP32) return 1.0f;
+  if (!(bound > 0.0f)) return scale > 0.0f ? scale : 1.0f;
+  const double limit = (double)fp8core_max_of(dtype) / (double)bound;
+  if ((double)scale <= limit && (double)scale * 16.0 > limit) return scale;
+  return fp8core_scale_rule(dtype, bound, 1, 1, 1.0f);
+}
+
+// |exp_avg / sqrt(exp_avg_sq)| after bias correction is at most this (Cauchy and Schwarz), twice over for the rounding
+// of stored moments. Not bounded for beta2 far below beta1 squared: the cast saturates then.
+FP8CORE_RULE double fp8optim_update_bound(double beta1, double beta2, double correction1, double correction2,
+                                          double step) {
+  const double ratio = beta2 > 0.0 ? beta1 * beta1 / beta2 : beta1 > 0.0 ? 2.0 : 0.0;
+  const double terms = ratio == 1.0 ? step : (1.0 - pow(ratio, step)) / (1.0 - ratio);
+  const double bound = 2.0 * (1.0 - beta1) / correction1 * sqrt(terms * correction2 / (1.0 - beta2));
+  // Also for an infinity or a NaN.
+  return bound < 64.0 ? bound : 64.0;
+}
+
+// What the tensors of a group share in one step.
+typedef struct fp8optim_group_step {
+  double beta1;
+  double beta2;
+  double decay;
+  // Of the change of a master weight.
+  double change_bound;
+  float beta1_rest;
+  float beta2_rest;
+  float step_size;
+  float inverse_root_correction2;
+  float eps;
+} fp8optim_group_step;
+
+// `steps` counts the step in progress.
+FP8CORE_RULE fp8optim_group_step fp8optim_group_rule(const fp8optim_group *group, int64_t steps) {
+  const double correction1 = 1.0 - pow(group->beta1, (double)steps);
+  const double correction2 = 1.0 - pow(group->beta2, (double)steps);
+  fp8optim_group_step step;
+  step.beta1 = group->beta1;
+  step.beta2 = group->beta2;
+  step.decay = 1.0 - group->learning_rate * group->weight_decay;
+  step.change_bound =
+    group->learning_rate * fp8optim_update_bound(group->beta1, group->beta2, correction1, correction2, (double)steps);
+  step.beta1_rest = (float)(1.0 - group->beta1);
+  step.beta2_rest = (float)(1.0 - group->beta2);
+  step.step_size = (float)(group->learning_rate / correction1);
+  step.inverse_root_correction2 = (float)(1.0 / sqrt(correction2));
+  step.eps = (float)group->eps;
+  return step;
+}
+
+// A bound as FP32 for fp8core_scale_rule(), which reads 0 and infinity as "keep the scale".
+FP8CORE_RULE float fp8optim_bound(double bound) {
+  const double limited = bound * FP8OPTIM_BOUND_SLACK;
+  if (limited > 0.0 && limited < 0x1p-149) return 0x1p-149f;
+  return limited < 0x1p127 ? (float)limited : 0x1p127f;
+}
+
+// Before the pass over the states: the next scales, from bounds on what will be stored, and the constants.
+FP8CORE_RULE void fp8optim_plan_rule(fp8optim_tensor *tensor, const fp8optim_group_step *step, float clip_factor,
+                                     float loss_scale, float gradient_scale_inverse, fp8optim_constants *constants) {
+  const double factor = (double)clip_factor / (double)loss_scale;
+  const double gradient = (double)tensor->gradient_amax * factor;
+  const double exp_avg = step->beta1 * (double)tensor->amax[FP8OPTIM_EXP_AVG] + (1.0 - step->beta1) * gradient;
+  const double exp_avg_sq =
+    step->beta2 * (double)tensor->amax[FP8OPTIM_EXP_AVG_SQ] + (1.0 - step->beta2) * gradient * gradient;
+  const double master = (double)tensor->amax[FP8OPTIM_MASTER] * fabs(step->decay) + step->change_bound;
+  tensor->next_scale[FP8OPTIM_MASTER] =
+    fp8optim_kept_scale(tensor->dtype[FP8OPTIM_MASTER], fp8optim_bound(master), tensor->scale[FP8OPTIM_MASTER]);
+  tensor->next_scale[FP8OPTIM_EXP_AVG] =
+    fp8core_scale_rule(tensor->dtype[FP8OPTIM_EXP_AVG], fp8optim_bound(exp_avg), 0, 0, tensor->scale[FP8OPTIM_EXP_AVG]);
+  tensor->next_scale[FP8OPTIM_EXP_AVG_SQ] = fp8core_scale_rule(
+    tensor->dtype[FP8OPTIM_EXP_AVG_SQ], fp8optim_bound(exp_avg_sq), 0, 0, tensor->scale[FP8OPTIM_EXP_AVG_SQ]);
+  tensor->next_scale[FP8OPTIM_WEIGHT] =
+    fp8optim_kept_scale(tensor->dtype[FP8OPTIM_WEIGHT], fp8optim_bound(master), tensor->scale[FP8OPTIM_WEIGHT]);
+
+  constants->gradient_factor = (float)((double)gradient_scale_inverse * factor);
+  for (int state = 0; state < FP8OPTIM_STATES; state++) constants->scale_inverse[state] = tensor->scale_inverse[state];
+  for (int part = 0; part < FP8OPTIM_PARTS; part++) constants->next_scale[part] = tensor->next_scale[part];
+  constants->next_master_inverse = 1.0f / tensor->next_scale[FP8OPTIM_MASTER];
+  constants->beta1_rest = step->beta1_rest;
+  constants->beta2 = (float)step->beta2;
+  constants->beta2_rest = step->beta2_rest;
+  constants->step_size = step->step_size;
+  constants->inverse_root_correction2 = step->inverse_root_correction2;
+  constants->eps = step->eps;
+  constants->decay = (float)step->decay;
+}
+
+// After the pass: the scales that were used become current, and the amaxes are those of the stored values. Rounding to
+// nearest is monotonic, so the largest stored value is the rounded largest value.
+FP8CORE_RULE void fp8optim_end_rule(fp8optim_tensor *tensor, const uint32_t scaled_amax[FP8OPTIM_STATES]) {
+  for (int part = 0; part < FP8OPTIM_PARTS; part++) {
+    tensor->scale[part] = tensor->next_scale[part];
+    tensor->scale_inverse[part] = 1.0f / tensor->next_scale[part];
+  }
+  for (int state = 0; state < FP8OPTIM_STATES; state++) {
+    const fp8core_dtype dtype = tensor->dtype[state];
+    const uint32_t code = fp8core_encode_nearest(dtype, scaled_amax[state], 1);
+    tensor->amax[state] = fp8core_bits_float(fp8core_decode_bits(dtype, code)) * tensor->scale_inverse[state];
+  }
+}
+
+// The scale for values up to the magnitude `largest` (FP32 bits) that are set from outside.
+FP8CORE_RULE float fp8optim_scale_for(fp8core_dtype dtype, fp8optim_state state, uint32_t largest) {
+  const float amax = fp8core_bits_float(largest);
+  return state == FP8OPTIM_MASTER || state == FP8OPTIM_WEIGHT ? fp8optim_kept_scale(dtype, amax, 0.0f)
+                                                              : fp8core_scale_rule(dtype, amax, 0, 0, 1.0f);
+}
+
+// After a state was set with `scale` from values up to `largest`.
+FP8CORE_RULE void fp8optim_set_rule(fp8optim_tensor *tensor, fp8optim_state state, float scale, uint32_t largest) {
+  const uint32_t scaled = fp8core_float_bits(fp8core_bits_float(largest) * scale) & FP8CORE_F32_MAGNITUDE;
+  const uint32_t code = fp8core_encode_nearest(tensor->dtype[state], scaled, 1);
+  tensor->scale[state] = scale;
+  tensor->scale_inverse[state] = 1.0f / scale;
+  tensor->amax[state] =
+    fp8core_bits_float(fp8core_decode_bits(tensor->dtype[state], code)) * tensor->scale_inverse[state];
+}
+
+// Before a weight is made from its master outside of a step.
+FP8CORE_RULE void fp8optim_weight_scale_rule(fp8optim_tensor *tensor) {
+  const float scale =
+    fp8optim_kept_scale(tensor->dtype[FP8OPTIM_WEIGHT], tensor->amax[FP8OPTIM_MASTER], tensor->scale[FP8OPTIM_WEIGHT]);
+  tensor->scale[FP8OPTIM_WEIGHT] = scale;
+  tensor->scale_inverse[FP8OPTIM_WEIGHT] = 1.0f / scale;
+}
+
+FP8CORE_RULE uint32_t fp8optim_load_code(fp8core_dtype dtype, const void *data, int64_t index) {
+  switch (fp8core_format_of(dtype).bits) {
+  case 8: return ((const uint8_t *)data)[index];
+  case 16: return ((const uint16_t *)data)[index];
+  default: return ((const uint32_t *)data)[index];
+  }
+}
+
+FP8CORE_RULE void fp8optim_store_code(fp8core_dtype dtype, void *data, int64_t index, uint32_t code) {
+  switch (fp8core_format_of(dtype).bits) {
+  case 8: ((uint8_t *)data)[index] = (uint8_t)code; break;
+  case 16: ((uint16_t *)data)[index] = (uint16_t)code; break;
+  default: ((uint32_t *)data)[index] = code; break;
+  }
+}
+
+FP8CORE_RULE float fp8optim_load(fp8core_dtype dtype, const void *data, int64_t index) {
+  return fp8core_bits_float(fp8core_decode_bits(dtype, fp8optim_load_code(dtype, data, index)));
+}
+
+// The code of a scaled value: saturating, sign of zero kept.
+FP8CORE_RULE uint32_t fp8optim_code(fp8core_dtype dtype, float scaled, int stochastic, uint32_t draw) {
+  const uint32_t bits = fp8core_float_bits(scaled);
+  const uint32_t magnitude = bits & FP8CORE_F32_MAGNITUDE;
+  const uint32_t sign = bits & FP8CORE_F32_SIGN ? UINT32_C(1) << (fp8core_format_of(dtype).bits - 1) : 0;
+  const int saturate = dtype != FP8CORE_FP32 && dtype != FP8CORE_BF16;
+  return sign | (stochastic ? fp8core_encode_stochastic(dtype, magnitude, saturate, draw)
+                            : fp8core_encode_nearest(dtype, magnitude, saturate));
+}
+
+FP8CORE_RULE void fp8optim_raise(uint32_t *maximum, float scaled) {
+  const uint32_t magnitude = fp8core_float_bits(scaled) & FP8CORE_F32_MAGNITUDE;
+  if (magnitude > *maximum) *maximum = magnitude;
+}
+
+// A scaled second moment that stays positive where it is: an update of exp_avg / (0 + eps) would be out of all
+// proportion.
+FP8CORE_RULE float fp8optim_positive(fp8core_dtype dtype, float value, float scaled) {
+  if (dtype == FP8CORE_FP32) return scaled;
+  const float least = fp8core_bits_float(fp8core_decode_bits(dtype, 1));
+  return value > 0.0f && scaled < least ? least : scaled;
+}
+
+// The weight is the stored master's, so that it can be made again from a saved state.
+FP8CORE_RULE uint32_t fp8optim_weight_code(const fp8core_dtype dtype[FP8OPTIM_PARTS], uint32_t master_code,
+                                           float master_scale_inverse, float weight_scale) {
+  const float master = fp8core_bits_float(fp8core_decode_bits(dtype[FP8OPTIM_MASTER], master_code));
+  return fp8optim_code(dtype[FP8OPTIM_WEIGHT], master * master_scale_inverse * weight_scale, 0, 0);
+}
+
+// The update of one element: reads the gradient and the states, writes the states and, unless weight is NULL, the
+// weight.
+FP8CORE_RULE void fp8optim_update_element(const fp8core_dtype dtype[FP8OPTIM_PARTS], void *const data[FP8OPTIM_PARTS],
+                                          fp8core_dtype gradient_dtype, const void *gradient, int64_t index,
+                                          const fp8optim_constants *constants, int stochastic, uint32_t draw,
+                                          uint32_t scaled_amax[FP8OPTIM_STATES]) {
+  const float g = fp8optim_load(gradient_dtype, gradient, index) * constants->gradient_factor;
+  const float m_old =
+    fp8optim_load(dtype[FP8OPTIM_EXP_AVG], data[FP8OPTIM_EXP_AVG], index) * constants->scale_inverse[FP8OPTIM_EXP_AVG];
+  const float v_old = fp8optim_load(dtype[FP8OPTIM_EXP_AVG_SQ], data[FP8OPTIM_EXP_AVG_SQ], index) *
+                      constants->scale_inverse[FP8OPTIM_EXP_AVG_SQ];
+  const float w_old =
+    fp8optim_load(dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], index) * constants->scale_inverse[FP8OPTIM_MASTER];
+  const float m = m_old + constants->beta1_rest * (g - m_old);
+  const float v = constants->beta2 * v_old + constants->beta2_rest * (g * g);
+  const float denominator = sqrtf(v) * constants->inverse_root_correction2 + constants->eps;
+  const float w = w_old * constants->decay - constants->step_size * (m / denominator);
+
+  const float m_scaled = m * constants->next_scale[FP8OPTIM_EXP_AVG];
+  const float v_scaled =
+    fp8optim_positive(dtype[FP8OPTIM_EXP_AVG_SQ], v, v * constants->next_scale[FP8OPTIM_EXP_AVG_SQ]);
+  const float w_scaled = w * constants->next_scale[FP8OPTIM_MASTER];
+  fp8optim_raise(&scaled_amax[FP8OPTIM_EXP_AVG], m_scaled);
+  fp8optim_raise(&scaled_amax[FP8OPTIM_EXP_AVG_SQ], v_scaled);
+  fp8optim_raise(&scaled_amax[FP8OPTIM_MASTER], w_scaled);
+  const uint32_t w_code = fp8optim_code(dtype[FP8OPTIM_MASTER], w_scaled, stochastic, draw);
+  fp8optim_store_code(dtype[FP8OPTIM_EXP_AVG], data[FP8OPTIM_EXP_AVG], index,
+                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG], m_scaled, 0, 0));
+  fp8optim_store_code(dtype[FP8OPTIM_EXP_AVG_SQ], data[FP8OPTIM_EXP_AVG_SQ], index,
+                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG_SQ], v_scaled, 0, 0));
+  fp8optim_store_code(dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], index, w_code);
+  if (data[FP8OPTIM_WEIGHT])
+    fp8optim_store_code(
+      dtype[FP8OPTIM_WEIGHT], data[FP8OPTIM_WEIGHT], index,
+      fp8optim_weight_code(dtype, w_code, constants->next_master_inverse, constants->next_scale[FP8OPTIM_WEIGHT]));
+}
+
+#endif
