@@ -1,7 +1,20 @@
 /** \file
  * Execution contexts: a device, its threads or stream, a workspace, a seed and a log callback.
  *
- * A context may be used by one thread at a time; distinct contexts may be used from distinct threads at once.
+ * Threads: a context is used by one thread at a time. This holds for every call of the library that takes it, and for
+ * the scaling states made with it (scaling.h). Distinct contexts may be used from distinct threads at once, unless one
+ * call writes memory that the other reads or writes; an amax or statistics that two calls share are such memory.
+ * Calls marked "thread-safe" are free of this rule.
+ *
+ * Order: on the CPU a call has done its work when it returns. On CUDA it puts the work on the context's stream and
+ * returns; memory that it was given must stay valid until the work is done. Option structs and tensor structs are read
+ * during the call on both.
+ *
+ * Errors that every call with a context may return, beside those it lists: FP8CORE_ERROR_INVALID_ARGUMENT when the
+ * context is NULL; FP8CORE_ERROR_DEVICE when CUDA reports a failure, which may be one of earlier work (never on the
+ * CPU); FP8CORE_ERROR_OUT_OF_MEMORY when CUDA reports that it lacks memory for its own needs. A call with an options
+ * struct returns FP8CORE_ERROR_VERSION_MISMATCH when the struct's size is smaller than a size_t or larger than the
+ * library's (a newer header).
  */
 #ifndef FP8CORE_CONTEXT_H
 #define FP8CORE_CONTEXT_H
@@ -74,8 +87,8 @@ typedef enum fp8core_log_level {
   FP8CORE_LOG_WARNING = 2
 } fp8core_log_level;
 
-/** \p message is one line without a newline, valid during the call. May be called from the thread that uses the
- * context. */
+/** \p message is one line without a newline, valid during the call. Called from the thread that uses the context,
+ * within the library's call. Must not call the library with the same context. */
 typedef void (*fp8core_log_callback)(void *user_data, fp8core_log_level level, const char *message);
 
 typedef struct fp8core_context_options {
@@ -127,58 +140,102 @@ static inline fp8core_context_options fp8core_context_options_default(void) {
 typedef struct fp8core_context fp8core_context;
 
 /**
- * Creates a context.
+ * Creates a context. Allocates the workspace that the options ask for; on CUDA also a stream, unless one is given, and
+ * a cuBLASLt handle. Thread-safe, as long as no thread changes the environment meanwhile (FP8CORE_ISA is read).
  *
  * \param context receives the handle, NULL on failure.
  * \param options NULL for the defaults.
- * \return FP8CORE_ERROR_VERSION_MISMATCH when the caller was compiled for another API version;
- *         FP8CORE_ERROR_INVALID_ARGUMENT for options out of range, an unknown FP8CORE_ISA or one that this CPU lacks;
- *         FP8CORE_ERROR_NOT_SUPPORTED for CUDA without a GPU, or in a build without it;
- *         FP8CORE_ERROR_DEVICE, FP8CORE_ERROR_OUT_OF_MEMORY.
+ * \return FP8CORE_ERROR_VERSION_MISMATCH when the caller was compiled for another API version, or the options' size is
+ *         out of range (see above);
+ *         FP8CORE_ERROR_INVALID_ARGUMENT when \p context is NULL, an option is out of range, the tier is unknown or one
+ *         that this CPU or build lacks (the option's or FP8CORE_ISA's), or there is no GPU of this index;
+ *         FP8CORE_ERROR_NOT_SUPPORTED for CUDA without a GPU or driver, with a GPU below compute capability 8.0, or in
+ *         a build without CUDA;
+ *         FP8CORE_ERROR_OUT_OF_MEMORY when host or device memory is short;
+ *         FP8CORE_ERROR_DEVICE when CUDA or cuBLASLt fails to start.
  */
 FP8CORE_API fp8core_status fp8core_context_create(fp8core_context **context, const fp8core_context_options *options);
 
-/** Waits for the context's work, frees what it owns and clears the pointer. NULL and a cleared pointer are fine. */
+/**
+ * Waits for the context's work, frees what it owns and clears the pointer. NULL and a cleared pointer are fine. States
+ * made with it must be destroyed before; memory of fp8core_alloc() is not freed. Failures go unreported. No other
+ * thread may use the context.
+ */
 FP8CORE_API void fp8core_context_destroy(fp8core_context **context);
 
-/** Waits until all work that was given to the context is done (a no-op on the CPU), and reports its failures. */
+/**
+ * Waits until all work that was given to the context is done (a no-op on the CPU), and reports its failures.
+ * One thread at a time.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when the context is NULL; FP8CORE_ERROR_DEVICE when CUDA reports that some of
+ *         the work failed, or the stream is being captured.
+ */
 FP8CORE_API fp8core_status fp8core_context_synchronize(fp8core_context *context);
 
-/** The context's device. NULL gives the CPU. */
+/** The context's device. NULL gives the CPU. Thread-safe. */
 FP8CORE_API fp8core_device fp8core_context_device(const fp8core_context *context);
 
 /** The tier that the context's CPU kernels use (also on CUDA, for what runs on the host). NULL gives FP8CORE_ISA_AUTO.
- */
+ * Thread-safe. */
 FP8CORE_API fp8core_isa fp8core_context_isa(const fp8core_context *context);
 
-/** The context's number of CPU threads. NULL gives 0. */
+/** The context's number of CPU threads. NULL gives 0. Thread-safe. */
 FP8CORE_API int fp8core_context_threads(const fp8core_context *context);
 
-/** The context's seed. NULL gives 0. */
+/** The context's seed. NULL gives 0. Not at once with fp8core_context_set_seed(). */
 FP8CORE_API uint64_t fp8core_context_seed(const fp8core_context *context);
 
-/** Replaces the seed, for work given to the context from now on. */
+/**
+ * Replaces the seed (the key of stochastic rounding, see FP8CORE_ROUND_STOCHASTIC), for work given to the context from
+ * now on; work that it was given before keeps its seed. One thread at a time.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when the context is NULL.
+ */
 FP8CORE_API fp8core_status fp8core_context_set_seed(fp8core_context *context, uint64_t seed);
 
-/** Bytes of scratch memory that the context holds now. NULL gives 0. */
+/** Bytes of scratch memory that the context holds now. NULL gives 0. Not at once with a call that may grow it. */
 FP8CORE_API size_t fp8core_context_workspace_bytes(const fp8core_context *context);
 
 /**
- * Allocates \p bytes on the context's device, aligned to 256 bytes (the CPU's with transparent huge pages asked for),
- * not initialised. 0 bytes gives NULL. Blocking; not meant for the inside of a training step.
+ * Allocates memory on the context's device, not initialised, aligned to 256 bytes; from 2 MiB on the CPU's is aligned
+ * to 2 MiB with transparent huge pages asked for. Blocking; not meant for the inside of a training step. One thread at
+ * a time.
+ *
+ * \param bytes 0 gives NULL and success.
+ * \param pointer receives the address, NULL on failure. To be freed by fp8core_free(): the context does not keep it.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when \p context or \p pointer is NULL;
+ *         FP8CORE_ERROR_OUT_OF_MEMORY when the device has not so many bytes;
+ *         FP8CORE_ERROR_DEVICE when CUDA fails, or its stream is being captured.
  */
 FP8CORE_API fp8core_status fp8core_alloc(fp8core_context *context, size_t bytes, void **pointer);
 
-/** Frees what fp8core_alloc() gave, of a context of the same device. NULL is fine. */
+/**
+ * Frees what fp8core_alloc() gave, by this context or another of the same device. NULL is fine. On CUDA it waits for
+ * the context's stream first. One thread at a time.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when the context is NULL; FP8CORE_ERROR_DEVICE when CUDA reports a failure
+ *         (also of the work it waits for), or its stream is being captured, in which case nothing is freed.
+ */
 FP8CORE_API fp8core_status fp8core_free(fp8core_context *context, void *pointer);
 
 /**
  * Copies \p bytes between any two of host memory and the context's device memory. Ordered with the context's other
- * work; returns when the copy is done.
+ * work; returns when the copy is done. The two may overlap on the CPU, not on CUDA. One thread at a time.
+ *
+ * \param bytes 0: success, nothing is looked at.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when \p context, \p destination or \p source is NULL; FP8CORE_ERROR_DEVICE
+ *         when CUDA refuses an address, reports a failure, or its stream is being captured.
  */
 FP8CORE_API fp8core_status fp8core_copy(fp8core_context *context, void *destination, const void *source, size_t bytes);
 
-/** Sets \p bytes of device memory to zero, ordered with the context's other work; does not wait for it on CUDA. */
+/**
+ * Sets \p bytes of the context's device memory to zero, ordered with the context's other work; does not wait for it on
+ * CUDA. One thread at a time.
+ *
+ * \param bytes 0: success, nothing is looked at.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when \p context or \p pointer is NULL; FP8CORE_ERROR_DEVICE when CUDA reports
+ *         a failure.
+ */
 FP8CORE_API fp8core_status fp8core_zero(fp8core_context *context, void *pointer, size_t bytes);
 
 #ifdef __cplusplus

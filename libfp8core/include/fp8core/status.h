@@ -2,6 +2,9 @@
  * Status codes and the calling thread's last error message.
  *
  * Every fallible call of libfp8core returns an #fp8core_status. The library never prints, exits or aborts.
+ * What is refused (INVALID_ARGUMENT, NOT_SUPPORTED, VERSION_MISMATCH, CORRUPT_DATA) is refused before any output is
+ * written; a handle or pointer that the call would return is then NULL. After ERROR_DEVICE outputs are undefined.
+ * All calls of this header may be made from any thread at any time.
  */
 #ifndef FP8CORE_STATUS_H
 #define FP8CORE_STATUS_H
@@ -32,14 +35,16 @@ FP8CORE_API const char *fp8core_status_string(fp8core_status status);
 
 /**
  * Message of the last failed call of the calling thread, of any library of the suite: what was wrong, with which
- * value, and what was expected. Empty before the first failure; a success leaves it as it was.
- * The storage belongs to the thread and is valid until its next failed call.
+ * value, and what was expected. Empty before the first failure; a success leaves it as it was. Never NULL, at most
+ * 511 bytes. The storage belongs to the thread and is valid until its next failed call. Thread-safe.
  */
 FP8CORE_API const char *fp8core_last_error(void);
 
 /**
  * Sets the calling thread's message (printf format; truncated to 511 bytes) and returns \p status.
- * For libraries built upon this one, so that their users find every message in one place.
+ * For libraries built upon this one, so that their users find every message in one place. An argument may point into
+ * the old message. Cannot fail: what cannot be formatted is stored as the bare format. Thread-safe: each thread has a
+ * message of its own.
  */
 FP8CORE_API fp8core_status fp8core_set_last_error(fp8core_status status, const char *format, ...) FP8CORE_PRINTF(2, 3);
 

@@ -1,5 +1,8 @@
 /** \file
  * Tensors: a plain struct that describes memory of the caller. Nothing in it is owned.
+ *
+ * The calls of this header read the struct only, never its data, need no context and allocate nothing. They may be made
+ * from any thread at any time, unless the same struct is being written.
  */
 #ifndef FP8CORE_TENSOR_H
 #define FP8CORE_TENSOR_H
@@ -29,8 +32,11 @@ typedef enum fp8core_scale_granularity {
  * together) start \p row_stride elements apart; a tensor of 0 or 1 dimensions has one row.
  *
  * A stored element q stands for the value q * scale_inverse; quantising stores cast(value * scale). Scales exist so
- * that narrow formats use their range; FP32 and BF16 may have them too. The three pointers lie in the memory of \p
- * device.
+ * that narrow formats use their range; FP32 and BF16 may have them too. The three pointers lie in the memory of
+ * \p device, at multiples of 4 bytes. Two tensors may share them.
+ *
+ * \p scale must be positive and finite, and \p scale_inverse its reciprocal in FP32; the values are not checked, as
+ * they may lie on a GPU.
  */
 typedef struct fp8core_tensor {
   /** Device or host memory; may be NULL when the tensor has no elements. Need not be aligned on the CPU; on CUDA to the
@@ -56,25 +62,35 @@ typedef struct fp8core_tensor {
   float *amax;
 } fp8core_tensor;
 
-/** A contiguous CPU tensor without scale, of \p dimensions sizes read from \p shape. Checks nothing: the calls that
- * take it do. */
+/**
+ * A contiguous CPU tensor without scale. Checks nothing: the calls that take it do. Thread-safe.
+ *
+ * \param data of the first element; kept, not read.
+ * \param dimensions 0 to 4.
+ * \param shape as many sizes as \p dimensions, in elements, outermost first; copied. NULL when \p dimensions is 0.
+ */
 FP8CORE_API fp8core_tensor fp8core_tensor_create(void *data, fp8core_dtype dtype, int dimensions, const int64_t *shape);
 
-/** The same for a matrix of \p rows by \p columns, on \p device. */
+/** The same for a matrix [rows, columns], row-major, on \p device. Checks nothing. Thread-safe. */
 FP8CORE_API fp8core_tensor fp8core_tensor_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_t columns,
                                                  fp8core_device device);
 
 /**
- * Checks everything that can be checked without reading the data: dtype, dimensions, sizes not negative and their
- * product in bytes below 2^63, row stride, granularity, data not NULL unless empty.
+ * Checks everything that can be checked without reading the data. Calls with a context do so themselves, and also check
+ * that the tensor is on the context's device. Thread-safe.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when the pointer is NULL; dtype, granularity or device type is outside its
+ *         enum; the device index is negative, or not 0 on the CPU; there are not 0 to 4 dimensions; a size is negative;
+ *         row_stride is neither 0 nor at least the length of a row; the sizes (with row_stride for the last, and
+ *         leaving out those of 0) times the element's bytes exceed 2^63 - 1; data is NULL although there are elements.
  */
 FP8CORE_API fp8core_status fp8core_tensor_validate(const fp8core_tensor *tensor);
 
-/** Number of elements; 1 for 0 dimensions; -1 if the tensor is not valid. Thread-safe. */
+/** Number of elements; 1 for 0 dimensions; -1, with the last error set, if the tensor is not valid. Thread-safe. */
 FP8CORE_API int64_t fp8core_tensor_elements(const fp8core_tensor *tensor);
 
-/** Bytes from the first element to the end of the last one, gaps between rows included; -1 if the tensor is not valid.
- */
+/** Bytes from the first element to the end of the last one, gaps between rows included; 0 without elements; -1, with
+ * the last error set, if the tensor is not valid. Thread-safe. */
 FP8CORE_API int64_t fp8core_tensor_span_bytes(const fp8core_tensor *tensor);
 
 #ifdef __cplusplus
