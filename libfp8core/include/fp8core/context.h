@@ -141,7 +141,8 @@ typedef struct fp8core_context fp8core_context;
 
 /**
  * Creates a context. Allocates the workspace that the options ask for; on CUDA also a stream, unless one is given, and
- * a cuBLASLt handle. Thread-safe, as long as no thread changes the environment meanwhile (FP8CORE_ISA is read).
+ * a cuBLASLt handle, for which the first one loads cuBLASLt. Thread-safe, as long as no thread changes the environment
+ * meanwhile (FP8CORE_ISA is read).
  *
  * \param context receives the handle, NULL on failure.
  * \param options NULL for the defaults.
@@ -149,8 +150,8 @@ typedef struct fp8core_context fp8core_context;
  *         out of range (see above);
  *         FP8CORE_ERROR_INVALID_ARGUMENT when \p context is NULL, an option is out of range, the tier is unknown or one
  *         that this CPU or build lacks (the option's or FP8CORE_ISA's), or there is no GPU of this index;
- *         FP8CORE_ERROR_NOT_SUPPORTED for CUDA without a GPU or driver, with a GPU below compute capability 8.0, or in
- *         a build without CUDA;
+ *         FP8CORE_ERROR_NOT_SUPPORTED for CUDA without a GPU or driver, with a GPU below compute capability 8.0, when
+ *         cuBLASLt cannot be loaded, or in a build without CUDA;
  *         FP8CORE_ERROR_OUT_OF_MEMORY when host or device memory is short;
  *         FP8CORE_ERROR_DEVICE when CUDA or cuBLASLt fails to start.
  */
