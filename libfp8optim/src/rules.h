@@ -15,8 +15,8 @@
 
 // Consecutive elements of one tensor that are measured and updated together, and whose squares are one partial sum.
 #define FP8OPTIM_CHUNK 16384
-// Element i of a chunk belongs to lane i % 16 of its partial sum.
-#define FP8OPTIM_LANES 16
+// Element i of a chunk belongs to lane i % 32 of its partial sum.
+#define FP8OPTIM_LANES 32
 
 // A gradient norm above this skips the step: differences of gradients and moments below it cannot overflow.
 #define FP8OPTIM_NORM_MAX 0x1p126
@@ -24,9 +24,10 @@
 // Rounding of bounds and of the arithmetic that they bound.
 #define FP8OPTIM_BOUND_SLACK (1.0 + 0x1p-18)
 
-// Sum of squares of a lane, and the largest magnitude as FP32 bits: larger than infinity's for a NaN.
 typedef struct fp8optim_chunk_result {
+  // Of the gradient's elements as they are stored, without its scale.
   double sum_squares;
+  // FP32 bits of the largest magnitude, without the scale; above infinity's for a NaN.
   uint32_t gradient_amax;
   // FP32 bits of the largest scaled magnitudes before they were rounded.
   uint32_t scaled_amax[FP8OPTIM_STATES];
@@ -68,28 +69,41 @@ typedef struct fp8optim_progress {
   float clip_factor;
 } fp8optim_progress;
 
-// What one element's update needs, constant over a tensor and a step.
+// What one element's update needs, constant over a tensor and a step. The update works on stored values times the new
+// scales, so that each stored value takes one multiplication on its way in and none on its way out.
 typedef struct fp8optim_constants {
-  float gradient_factor;
-  float scale_inverse[FP8OPTIM_STATES];
-  float next_scale[FP8OPTIM_PARTS];
-  float next_master_inverse;
-  float beta1_rest;
-  float beta2;
-  float beta2_rest;
-  float step_size;
-  float inverse_root_correction2;
+  float exp_avg_keep;
+  float exp_avg_gradient;
+  float exp_avg_sq_keep;
+  float exp_avg_sq_gradient;
   float eps;
-  float decay;
+  float master_keep;
+  float master_change;
+  // From the stored master weight to the scaled weight.
+  float weight_factor;
 } fp8optim_constants;
 
-// Whether the gradients allow a step, its clip factor and norm. `sum_squares` and `largest` are of all gradients as
-// they came.
-FP8CORE_RULE void fp8optim_begin_rule(fp8optim_progress *progress, double sum_squares, uint32_t largest, float max_norm,
+// After the gradients were measured: one tensor's amax, and its share of the norm.
+FP8CORE_RULE void fp8optim_gather_rule(fp8optim_tensor *tensor, const fp8optim_chunk_result *results,
+                                       float scale_inverse, double *sum_squares, int *nonfinite) {
+  uint32_t amax = 0;
+  double sum = 0.0;
+  for (int64_t i = tensor->first_chunk; i < tensor->first_chunk + tensor->chunks; i++) {
+    sum += results[i].sum_squares;
+    if (results[i].gradient_amax > amax) amax = results[i].gradient_amax;
+  }
+  tensor->gradient_amax = fp8core_bits_float(amax);
+  // NaN and infinity times 0 would be no number either.
+  if (amax >= FP8CORE_F32_INFINITY || !(fabsf(scale_inverse) < INFINITY)) *nonfinite = 1;
+  *sum_squares += sum * (double)scale_inverse * (double)scale_inverse;
+}
+
+// Whether the gradients allow a step, its clip factor and norm. `sum_squares` is of all gradients as they came; it may
+// lack what a NaN or an infinity does to it, which `nonfinite` tells.
+FP8CORE_RULE void fp8optim_begin_rule(fp8optim_progress *progress, double sum_squares, int nonfinite, float max_norm,
                                       float loss_scale) {
   const double norm = sqrt(sum_squares) / (double)loss_scale;
-  // A NaN or an infinity among the gradients is in `largest`, whatever the sum.
-  progress->skipped = largest >= FP8CORE_F32_INFINITY || !(norm <= FP8OPTIM_NORM_MAX);
+  progress->skipped = nonfinite || !(norm <= FP8OPTIM_NORM_MAX);
   progress->gradient_norm = (float)norm;
   progress->clip_factor = max_norm > 0.0f && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
   if (progress->skipped)
@@ -126,11 +140,9 @@ typedef struct fp8optim_group_step {
   double decay;
   // Of the change of a master weight.
   double change_bound;
-  float beta1_rest;
-  float beta2_rest;
-  float step_size;
-  float inverse_root_correction2;
-  float eps;
+  double step_size;
+  double root_correction2;
+  double eps;
 } fp8optim_group_step;
 
 // `steps` counts the step in progress.
@@ -143,11 +155,9 @@ FP8CORE_RULE fp8optim_group_step fp8optim_group_rule(const fp8optim_group *group
   step.decay = 1.0 - group->learning_rate * group->weight_decay;
   step.change_bound =
     group->learning_rate * fp8optim_update_bound(group->beta1, group->beta2, correction1, correction2, (double)steps);
-  step.beta1_rest = (float)(1.0 - group->beta1);
-  step.beta2_rest = (float)(1.0 - group->beta2);
-  step.step_size = (float)(group->learning_rate / correction1);
-  step.inverse_root_correction2 = (float)(1.0 / sqrt(correction2));
-  step.eps = (float)group->eps;
+  step.step_size = group->learning_rate / correction1;
+  step.root_correction2 = sqrt(correction2);
+  step.eps = group->eps;
   return step;
 }
 
@@ -158,35 +168,52 @@ FP8CORE_RULE float fp8optim_bound(double bound) {
   return limited < 0x1p127 ? (float)limited : 0x1p127f;
 }
 
+// Both scales are powers of two, so the factor is exact.
+FP8CORE_RULE float fp8optim_weight_factor(float master_scale, float weight_scale) {
+  return 1.0f / master_scale * weight_scale;
+}
+
+// A constant as FP32. What is beyond the limit multiplies zeros only; an infinity would make NaNs of them. The limit
+// leaves room for a factor that a kernel adds.
+FP8CORE_RULE float fp8optim_constant(double value) {
+  return value > 0x1p100 ? 0x1p100f : value < -0x1p100 ? -0x1p100f : (float)value;
+}
+
 // Before the pass over the states: the next scales, from bounds on what will be stored, and the constants.
 FP8CORE_RULE void fp8optim_plan_rule(fp8optim_tensor *tensor, const fp8optim_group_step *step, float clip_factor,
                                      float loss_scale, float gradient_scale_inverse, fp8optim_constants *constants) {
-  const double factor = (double)clip_factor / (double)loss_scale;
-  const double gradient = (double)tensor->gradient_amax * factor;
+  const double factor = (double)gradient_scale_inverse * (double)clip_factor / (double)loss_scale;
+  const double gradient = (double)tensor->gradient_amax * fabs(factor);
   const double exp_avg = step->beta1 * (double)tensor->amax[FP8OPTIM_EXP_AVG] + (1.0 - step->beta1) * gradient;
   const double exp_avg_sq =
     step->beta2 * (double)tensor->amax[FP8OPTIM_EXP_AVG_SQ] + (1.0 - step->beta2) * gradient * gradient;
   const double master = (double)tensor->amax[FP8OPTIM_MASTER] * fabs(step->decay) + step->change_bound;
-  tensor->next_scale[FP8OPTIM_MASTER] =
+  const float master_scale =
     fp8optim_kept_scale(tensor->dtype[FP8OPTIM_MASTER], fp8optim_bound(master), tensor->scale[FP8OPTIM_MASTER]);
-  tensor->next_scale[FP8OPTIM_EXP_AVG] =
+  const float exp_avg_scale =
     fp8core_scale_rule(tensor->dtype[FP8OPTIM_EXP_AVG], fp8optim_bound(exp_avg), 0, 0, tensor->scale[FP8OPTIM_EXP_AVG]);
-  tensor->next_scale[FP8OPTIM_EXP_AVG_SQ] = fp8core_scale_rule(
-    tensor->dtype[FP8OPTIM_EXP_AVG_SQ], fp8optim_bound(exp_avg_sq), 0, 0, tensor->scale[FP8OPTIM_EXP_AVG_SQ]);
-  tensor->next_scale[FP8OPTIM_WEIGHT] =
+  const float exp_avg_sq_scale = fp8core_scale_rule(tensor->dtype[FP8OPTIM_EXP_AVG_SQ], fp8optim_bound(exp_avg_sq), 0,
+                                                    0, tensor->scale[FP8OPTIM_EXP_AVG_SQ]);
+  const float weight_scale =
     fp8optim_kept_scale(tensor->dtype[FP8OPTIM_WEIGHT], fp8optim_bound(master), tensor->scale[FP8OPTIM_WEIGHT]);
-
-  constants->gradient_factor = (float)((double)gradient_scale_inverse * factor);
-  for (int state = 0; state < FP8OPTIM_STATES; state++) constants->scale_inverse[state] = tensor->scale_inverse[state];
-  for (int part = 0; part < FP8OPTIM_PARTS; part++) constants->next_scale[part] = tensor->next_scale[part];
-  constants->next_master_inverse = 1.0f / tensor->next_scale[FP8OPTIM_MASTER];
-  constants->beta1_rest = step->beta1_rest;
-  constants->beta2 = (float)step->beta2;
-  constants->beta2_rest = step->beta2_rest;
-  constants->step_size = step->step_size;
-  constants->inverse_root_correction2 = step->inverse_root_correction2;
-  constants->eps = step->eps;
-  constants->decay = (float)step->decay;
+  const double root_scale = sqrt((double)exp_avg_sq_scale);
+  const double eps = step->eps * step->root_correction2 * root_scale;
+  tensor->next_scale[FP8OPTIM_MASTER] = master_scale;
+  tensor->next_scale[FP8OPTIM_EXP_AVG] = exp_avg_scale;
+  tensor->next_scale[FP8OPTIM_EXP_AVG_SQ] = exp_avg_sq_scale;
+  tensor->next_scale[FP8OPTIM_WEIGHT] = weight_scale;
+  constants->exp_avg_keep =
+    fp8optim_constant(step->beta1 * (double)exp_avg_scale * (double)tensor->scale_inverse[FP8OPTIM_EXP_AVG]);
+  constants->exp_avg_gradient = fp8optim_constant((1.0 - step->beta1) * factor * (double)exp_avg_scale);
+  constants->exp_avg_sq_keep =
+    fp8optim_constant(step->beta2 * (double)exp_avg_sq_scale * (double)tensor->scale_inverse[FP8OPTIM_EXP_AVG_SQ]);
+  constants->exp_avg_sq_gradient = fp8optim_constant(sqrt(1.0 - step->beta2) * factor * root_scale);
+  constants->eps = eps > 0x1p-100 ? fp8optim_constant(eps) : 0x1p-100f;
+  constants->master_keep =
+    fp8optim_constant(step->decay * (double)master_scale * (double)tensor->scale_inverse[FP8OPTIM_MASTER]);
+  constants->master_change = fp8optim_constant(step->step_size * step->root_correction2 * (double)master_scale *
+                                               root_scale / (double)exp_avg_scale);
+  constants->weight_factor = fp8optim_weight_factor(master_scale, weight_scale);
 }
 
 // After the pass: the scales that were used become current, and the amaxes are those of the stored values. Rounding to
@@ -265,17 +292,22 @@ FP8CORE_RULE void fp8optim_raise(uint32_t *maximum, float scaled) {
 
 // A scaled second moment that stays positive where it is: an update of exp_avg / (0 + eps) would be out of all
 // proportion.
-FP8CORE_RULE float fp8optim_positive(fp8core_dtype dtype, float value, float scaled) {
+FP8CORE_RULE float fp8optim_positive(fp8core_dtype dtype, float scaled) {
   if (dtype == FP8CORE_FP32) return scaled;
   const float least = fp8core_bits_float(fp8core_decode_bits(dtype, 1));
-  return value > 0.0f && scaled < least ? least : scaled;
+  return scaled > 0.0f && scaled < least ? least : scaled;
+}
+
+// Sums of squares add FP32 numbers where a square is exact in FP32 and its sum cannot overflow, else FP64 numbers.
+FP8CORE_RULE int fp8optim_squares_in_fp32(fp8core_dtype dtype) {
+  return dtype != FP8CORE_BF16 && dtype != FP8CORE_FP32;
 }
 
 // The weight is the stored master's, so that it can be made again from a saved state.
 FP8CORE_RULE uint32_t fp8optim_weight_code(const fp8core_dtype dtype[FP8OPTIM_PARTS], uint32_t master_code,
-                                           float master_scale_inverse, float weight_scale) {
+                                           float weight_factor) {
   const float master = fp8core_bits_float(fp8core_decode_bits(dtype[FP8OPTIM_MASTER], master_code));
-  return fp8optim_code(dtype[FP8OPTIM_WEIGHT], master * master_scale_inverse * weight_scale, 0, 0);
+  return fp8optim_code(dtype[FP8OPTIM_WEIGHT], master * weight_factor, 0, 0);
 }
 
 // The update of one element: reads the gradient and the states, writes the states and, unless weight is NULL, the
@@ -284,35 +316,27 @@ FP8CORE_RULE void fp8optim_update_element(const fp8core_dtype dtype[FP8OPTIM_PAR
                                           fp8core_dtype gradient_dtype, const void *gradient, int64_t index,
                                           const fp8optim_constants *constants, int stochastic, uint32_t draw,
                                           uint32_t scaled_amax[FP8OPTIM_STATES]) {
-  const float g = fp8optim_load(gradient_dtype, gradient, index) * constants->gradient_factor;
-  const float m_old =
-    fp8optim_load(dtype[FP8OPTIM_EXP_AVG], data[FP8OPTIM_EXP_AVG], index) * constants->scale_inverse[FP8OPTIM_EXP_AVG];
-  const float v_old = fp8optim_load(dtype[FP8OPTIM_EXP_AVG_SQ], data[FP8OPTIM_EXP_AVG_SQ], index) *
-                      constants->scale_inverse[FP8OPTIM_EXP_AVG_SQ];
-  const float w_old =
-    fp8optim_load(dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], index) * constants->scale_inverse[FP8OPTIM_MASTER];
-  const float m = m_old + constants->beta1_rest * (g - m_old);
-  const float v = constants->beta2 * v_old + constants->beta2_rest * (g * g);
-  const float denominator = sqrtf(v) * constants->inverse_root_correction2 + constants->eps;
-  const float w = w_old * constants->decay - constants->step_size * (m / denominator);
-
-  const float m_scaled = m * constants->next_scale[FP8OPTIM_EXP_AVG];
-  const float v_scaled =
-    fp8optim_positive(dtype[FP8OPTIM_EXP_AVG_SQ], v, v * constants->next_scale[FP8OPTIM_EXP_AVG_SQ]);
-  const float w_scaled = w * constants->next_scale[FP8OPTIM_MASTER];
-  fp8optim_raise(&scaled_amax[FP8OPTIM_EXP_AVG], m_scaled);
-  fp8optim_raise(&scaled_amax[FP8OPTIM_EXP_AVG_SQ], v_scaled);
-  fp8optim_raise(&scaled_amax[FP8OPTIM_MASTER], w_scaled);
-  const uint32_t w_code = fp8optim_code(dtype[FP8OPTIM_MASTER], w_scaled, stochastic, draw);
+  const float g = fp8optim_load(gradient_dtype, gradient, index);
+  const float m_old = fp8optim_load(dtype[FP8OPTIM_EXP_AVG], data[FP8OPTIM_EXP_AVG], index);
+  const float v_old = fp8optim_load(dtype[FP8OPTIM_EXP_AVG_SQ], data[FP8OPTIM_EXP_AVG_SQ], index);
+  const float w_old = fp8optim_load(dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], index);
+  const float m = fmaf(m_old, constants->exp_avg_keep, g * constants->exp_avg_gradient);
+  const float root_part = g * constants->exp_avg_sq_gradient;
+  const float v =
+    fp8optim_positive(dtype[FP8OPTIM_EXP_AVG_SQ], fmaf(v_old, constants->exp_avg_sq_keep, root_part * root_part));
+  const float w = fmaf(-constants->master_change, m / (sqrtf(v) + constants->eps), w_old * constants->master_keep);
+  fp8optim_raise(&scaled_amax[FP8OPTIM_EXP_AVG], m);
+  fp8optim_raise(&scaled_amax[FP8OPTIM_EXP_AVG_SQ], v);
+  fp8optim_raise(&scaled_amax[FP8OPTIM_MASTER], w);
+  const uint32_t w_code = fp8optim_code(dtype[FP8OPTIM_MASTER], w, stochastic, draw);
   fp8optim_store_code(dtype[FP8OPTIM_EXP_AVG], data[FP8OPTIM_EXP_AVG], index,
-                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG], m_scaled, 0, 0));
+                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG], m, 0, 0));
   fp8optim_store_code(dtype[FP8OPTIM_EXP_AVG_SQ], data[FP8OPTIM_EXP_AVG_SQ], index,
-                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG_SQ], v_scaled, 0, 0));
+                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG_SQ], v, 0, 0));
   fp8optim_store_code(dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], index, w_code);
   if (data[FP8OPTIM_WEIGHT])
-    fp8optim_store_code(
-      dtype[FP8OPTIM_WEIGHT], data[FP8OPTIM_WEIGHT], index,
-      fp8optim_weight_code(dtype, w_code, constants->next_master_inverse, constants->next_scale[FP8OPTIM_WEIGHT]));
+    fp8optim_store_code(dtype[FP8OPTIM_WEIGHT], data[FP8OPTIM_WEIGHT], index,
+                        fp8optim_weight_code(dtype, w_code, constants->weight_factor));
 }
 
 #endif

@@ -24,28 +24,41 @@ V uint32_t v_largest(v_bits largest) {
   for (int lane = 0; lane < LANES; lane++) found = lanes[lane] > found ? lanes[lane] : found;
   return found;
 }
-V v_float v_positive(v_float value, v_float scaled, v_float least) {
-  return _mm256_blendv_ps(scaled, _mm256_max_ps(scaled, least), _mm256_cmp_ps(value, _mm256_setzero_ps(), _CMP_GT_OQ));
+V v_float v_fma(v_float a, v_float b, v_float c) { return _mm256_fmadd_ps(a, b, c); }
+V v_float v_positive(v_float scaled, v_float least) {
+  return _mm256_blendv_ps(scaled, _mm256_max_ps(scaled, least), _mm256_cmp_ps(scaled, _mm256_setzero_ps(), _CMP_GT_OQ));
 }
 
+typedef struct v_wide {
+  __m256d low;
+  __m256d high;
+} v_wide;
+
+V v_wide v_wide_zero(void) {
+  const v_wide zero = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+  return zero;
+}
 // A product of two FP32 values is exact in FP64.
-V void v_add_squares(double *sums, v_float value) {
+V v_wide v_add_squares(v_wide sums, v_float value) {
   const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
   const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
-  _mm256_store_pd(sums, _mm256_fmadd_pd(low, low, _mm256_load_pd(sums)));
-  _mm256_store_pd(sums + 4, _mm256_fmadd_pd(high, high, _mm256_load_pd(sums + 4)));
+  sums.low = _mm256_fmadd_pd(low, low, sums.low);
+  sums.high = _mm256_fmadd_pd(high, high, sums.high);
+  return sums;
 }
+V double v_wide_lane(const v_wide *sums, int lane) { return lane < 4 ? sums->low[lane] : sums->high[lane - 4]; }
 
-V v_float v_load(fp8core_dtype dtype, const unsigned char *data) {
+V float v_load_factor(fp8core_dtype dtype) { return dtype == FP8CORE_E4M3 ? 256.0f : 1.0f; }
+
+V v_float load(fp8core_dtype dtype, const unsigned char *data, int finite) {
   switch (dtype) {
   case FP8CORE_E4M3: {
-    const __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)data));
-    const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi32(code, 20), splat_bits(0x07f00000));
-    // Rebias by a product, which puts subnormals right too.
-    const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p120f));
-    const __m256 nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(magnitude, splat_bits(0x07f00000)));
-    const __m256 bits = _mm256_blendv_ps(value, _mm256_castsi256_ps(splat_bits(FP8CORE_F32_QUIET_NAN)), nan);
-    return _mm256_or_ps(bits, _mm256_castsi256_ps(_mm256_and_si256(code, splat_bits(FP8CORE_F32_SIGN))));
+    // Read as FP16, whose exponent bias is 8 more. Multiplying subnormal FP32 into place would be far slower.
+    const __m128i code = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)data));
+    const __m128i halves = _mm_and_si128(_mm_slli_epi16(code, 7), _mm_set1_epi16((short)0xbf80));
+    if (finite) return _mm256_cvtph_ps(halves);
+    const __m128i nan = _mm_cmpeq_epi16(_mm_add_epi16(halves, halves), _mm_set1_epi16(0x7f00));
+    return _mm256_cvtph_ps(_mm_or_si128(halves, _mm_and_si128(nan, _mm_set1_epi16(0x7f80))));
   }
   case FP8CORE_E5M2:
     return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)data)), 8));
@@ -57,6 +70,8 @@ V v_float v_load(fp8core_dtype dtype, const unsigned char *data) {
   }
   return _mm256_loadu_ps((const float *)(const void *)data);
 }
+V v_float v_load(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 0); }
+V v_float v_load_finite(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 1); }
 
 // Codes without the sign, of magnitudes that are in range; see avx512.c.
 V __m256i encode_8(fp8core_dtype dtype, __m256i magnitude) {

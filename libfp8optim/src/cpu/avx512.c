@@ -18,29 +18,41 @@ V v_bits magnitude_of(v_float value) {
 }
 V void v_raise(v_bits *largest, v_float value) { *largest = _mm512_max_epi32(*largest, magnitude_of(value)); }
 V uint32_t v_largest(v_bits largest) { return (uint32_t)_mm512_reduce_max_epi32(largest); }
-V v_float v_positive(v_float value, v_float scaled, v_float least) {
-  return _mm512_mask_max_ps(scaled, _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_GT_OQ), scaled, least);
+V v_float v_fma(v_float a, v_float b, v_float c) { return _mm512_fmadd_ps(a, b, c); }
+V v_float v_positive(v_float scaled, v_float least) {
+  return _mm512_mask_max_ps(scaled, _mm512_cmp_ps_mask(scaled, _mm512_setzero_ps(), _CMP_GT_OQ), scaled, least);
 }
 
+typedef struct v_wide {
+  __m512d low;
+  __m512d high;
+} v_wide;
+
+V v_wide v_wide_zero(void) {
+  const v_wide zero = {_mm512_setzero_pd(), _mm512_setzero_pd()};
+  return zero;
+}
 // A product of two FP32 values is exact in FP64.
-V void v_add_squares(double *sums, v_float value) {
+V v_wide v_add_squares(v_wide sums, v_float value) {
   const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(value));
   const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(value, 1));
-  _mm512_store_pd(sums, _mm512_fmadd_pd(low, low, _mm512_load_pd(sums)));
-  _mm512_store_pd(sums + 8, _mm512_fmadd_pd(high, high, _mm512_load_pd(sums + 8)));
+  sums.low = _mm512_fmadd_pd(low, low, sums.low);
+  sums.high = _mm512_fmadd_pd(high, high, sums.high);
+  return sums;
 }
+V double v_wide_lane(const v_wide *sums, int lane) { return lane < 8 ? sums->low[lane] : sums->high[lane - 8]; }
 
-V v_float v_load(fp8core_dtype dtype, const unsigned char *data) {
+V float v_load_factor(fp8core_dtype dtype) { return dtype == FP8CORE_E4M3 ? 256.0f : 1.0f; }
+
+V v_float load(fp8core_dtype dtype, const unsigned char *data, int finite) {
   switch (dtype) {
   case FP8CORE_E4M3: {
-    const __m512i code = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)data));
-    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi32(code, 20), splat_bits(0x07f00000));
-    // Rebias by a product, which puts subnormals right too.
-    const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(0x1p120f));
-    const __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, splat_bits(0x07f00000));
-    const __m512i bits = _mm512_mask_mov_epi32(_mm512_castps_si512(value), nan, splat_bits(FP8CORE_F32_QUIET_NAN));
-    // sign of the code | bits
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(bits, code, splat_bits(FP8CORE_F32_SIGN), 0xf8));
+    // Read as FP16, whose exponent bias is 8 more. Multiplying subnormal FP32 into place would be far slower.
+    const __m256i code = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)data));
+    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(code, 7), _mm256_set1_epi16((short)0xbf80));
+    if (finite) return _mm512_cvtph_ps(halves);
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_add_epi16(halves, halves), _mm256_set1_epi16(0x7f00));
+    return _mm512_cvtph_ps(_mm256_or_si256(halves, _mm256_maskz_mov_epi16(nan, _mm256_set1_epi16(0x7f80))));
   }
   case FP8CORE_E5M2:
     return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)data)), 8));
@@ -51,18 +63,24 @@ V v_float v_load(fp8core_dtype dtype, const unsigned char *data) {
   }
   return _mm512_loadu_ps(data);
 }
+V v_float v_load(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 0); }
+V v_float v_load_finite(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 1); }
 
-// Codes without the sign, of magnitudes that are in range.
+// Codes of magnitudes that are in range, in the low 7 bits; anything above.
 V __m512i encode_8(fp8core_dtype dtype, __m512i magnitude) {
   const fp8core_format format = fp8core_format_of(dtype);
   const int shift = 23 - format.mantissa_bits;
   // Adding 2^(exponent + shift) rounds to the mantissa bits at that exponent and leaves the significand in the low
-  // bits. Exponents below the smallest normal count as that one, which makes the subnormals.
-  const __m512i least = splat_bits((uint32_t)(format.min_exponent + 127) << 23);
-  const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(magnitude, splat_bits(FP8CORE_F32_INFINITY)), least);
-  const __m512i addend = _mm512_add_epi32(exponent, splat_bits((uint32_t)shift << 23));
+  // bits. Exponents below the smallest normal count as that one, which makes the subnormals. The exponent's share of
+  // the code is added with its bias, which the addend takes off again: an even number of units, so that ties stay where
+  // they are.
+  const uint32_t bias = (uint32_t)(format.min_exponent + 127) << format.mantissa_bits;
+  const uint32_t correction = (0x80 - bias % 0x80) % 0x80;
+  const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(magnitude, splat_bits(FP8CORE_F32_INFINITY)),
+                                            splat_bits((uint32_t)(format.min_exponent + 127) << 23));
+  const __m512i addend = _mm512_add_epi32(exponent, splat_bits(((uint32_t)shift << 23) + correction));
   const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(addend)));
-  return _mm512_add_epi32(sum, _mm512_srli_epi32(_mm512_sub_epi32(exponent, least), (unsigned)shift));
+  return _mm512_add_epi32(sum, _mm512_srli_epi32(exponent, (unsigned)shift));
 }
 
 V __m512i clamped(fp8core_dtype dtype, v_float value) {
@@ -94,8 +112,8 @@ V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value) {
     return;
   }
   case FP8CORE_FP16: {
-    const v_float max = v_splat(65504.0f);
-    const v_float limited = _mm512_max_ps(_mm512_min_ps(value, max), _mm512_sub_ps(_mm512_setzero_ps(), max));
+    // The smaller magnitude, with the sign of the first.
+    const v_float limited = _mm512_range_ps(value, v_splat(65504.0f), 0x2);
     _mm256_storeu_si256((__m256i *)data, _mm512_cvtps_ph(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     return;
   }

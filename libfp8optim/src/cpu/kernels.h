@@ -21,10 +21,10 @@ typedef struct fp8optim_kernels {
   // tensor. Raises scaled_amax.
   void (*update)(const fp8optim_update_job *job, const void *gradient, void *const data[FP8OPTIM_PARTS],
                  uint64_t first_element, int64_t elements, uint32_t scaled_amax[FP8OPTIM_STATES]);
-  // Adds the squares of value = element * scale_inverse to the lanes' sums, element i to lane i % 16, and raises
-  // *amax to the largest magnitude of a value.
-  void (*measure)(fp8core_dtype dtype, float scale_inverse, const void *data, int64_t elements,
-                  double sums[FP8OPTIM_LANES], uint32_t *amax);
+  // The sum of the squares of at most FP8OPTIM_CHUNK elements as they are stored: element i in lane i % FP8OPTIM_LANES
+  // of the format of fp8optim_squares_in_fp32(), then the lanes in order in FP64. Raises *amax to the largest
+  // magnitude.
+  double (*measure)(fp8core_dtype dtype, const void *data, int64_t elements, uint32_t *amax);
 } fp8optim_kernels;
 
 extern const fp8optim_kernels fp8optim_kernels_scalar;

@@ -10,13 +10,21 @@ static void update(const fp8optim_update_job *job, const void *gradient, void *c
   }
 }
 
-static void measure(fp8core_dtype dtype, float scale_inverse, const void *data, int64_t elements,
-                    double sums[FP8OPTIM_LANES], uint32_t *amax) {
+static double measure(fp8core_dtype dtype, const void *data, int64_t elements, uint32_t *amax) {
+  const int in_fp32 = fp8optim_squares_in_fp32(dtype);
+  float narrow[FP8OPTIM_LANES] = {0.0f};
+  double wide[FP8OPTIM_LANES] = {0.0};
+  double sum = 0.0;
   for (int64_t i = 0; i < elements; i++) {
-    const float value = fp8optim_load(dtype, data, i) * scale_inverse;
+    const float value = fp8optim_load(dtype, data, i);
     fp8optim_raise(amax, value);
-    sums[i % FP8OPTIM_LANES] += (double)value * (double)value;
+    if (in_fp32)
+      narrow[i % FP8OPTIM_LANES] += value * value;
+    else
+      wide[i % FP8OPTIM_LANES] += (double)value * (double)value;
   }
+  for (int lane = 0; lane < FP8OPTIM_LANES; lane++) sum += in_fp32 ? (double)narrow[lane] : wide[lane];
+  return sum;
 }
 
 const fp8optim_kernels fp8optim_kernels_scalar = {update, measure};

@@ -46,14 +46,10 @@ static void measure_chunk(const fp8optim_adamw *adamw, const fp8optim_kernels *k
   const fp8optim_gradient *gradient = &adamw->gradients[chunk->tensor];
   fp8optim_chunk_result *result = &tables->results[index];
   unsigned char gathered[FP8OPTIM_CHUNK * sizeof(float)];
-  double sums[FP8OPTIM_LANES] = {0.0};
-  uint32_t amax = 0;
-  kernels->measure(gradient->dtype, gradient->scale_inverse ? *gradient->scale_inverse : 1.0f,
-                   chunk_gradient(&tables->tensors[chunk->tensor], gradient, chunk, gathered), chunk->elements, sums,
-                   &amax);
-  result->sum_squares = 0.0;
-  for (int lane = 0; lane < FP8OPTIM_LANES; lane++) result->sum_squares += sums[lane];
-  result->gradient_amax = amax;
+  result->gradient_amax = 0;
+  result->sum_squares =
+    kernels->measure(gradient->dtype, chunk_gradient(&tables->tensors[chunk->tensor], gradient, chunk, gathered),
+                     chunk->elements, &result->gradient_amax);
 }
 
 static void update_chunk(const fp8optim_adamw *adamw, const fp8optim_kernels *kernels, int64_t index) {
@@ -81,6 +77,10 @@ static void update_chunk(const fp8optim_adamw *adamw, const fp8optim_kernels *ke
                   chunk->elements, result->scaled_amax);
 }
 
+static float scale_inverse_of(const fp8optim_gradient *gradient) {
+  return gradient->scale_inverse ? *gradient->scale_inverse : 1.0f;
+}
+
 typedef void (*chunk_function)(const fp8optim_adamw *adamw, const fp8optim_kernels *kernels, int64_t index);
 
 // Chunks hold at most FP8OPTIM_CHUNK elements and are given out as threads ask, so that many small tensors and a few
@@ -104,26 +104,18 @@ static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_sca
 
   for_all_chunks(adamw, kernels, elements, measure_chunk);
   double sum_squares = 0.0;
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < adamw->tensor_count; i++) {
-    fp8optim_tensor *tensor = &tables->tensors[i];
-    uint32_t amax = 0;
-    for (int64_t j = tensor->first_chunk; j < tensor->first_chunk + tensor->chunks; j++) {
-      sum_squares += tables->results[j].sum_squares;
-      if (tables->results[j].gradient_amax > amax) amax = tables->results[j].gradient_amax;
-    }
-    tensor->gradient_amax = fp8core_bits_float(amax);
-    if (amax > largest) largest = amax;
-  }
-  fp8optim_begin_rule(tables->progress, sum_squares, largest, max_norm, loss_scale);
+  int nonfinite = 0;
+  for (int64_t i = 0; i < adamw->tensor_count; i++)
+    fp8optim_gather_rule(&tables->tensors[i], tables->results, scale_inverse_of(&adamw->gradients[i]), &sum_squares,
+                         &nonfinite);
+  fp8optim_begin_rule(tables->progress, sum_squares, nonfinite, max_norm, loss_scale);
   if (tables->progress->skipped) return FP8CORE_OK;
 
   for (int group = 0; group < adamw->group_count; group++)
     tables->group_steps[group] = fp8optim_group_rule(&adamw->groups[group], tables->progress->steps);
   for (int64_t i = 0; i < adamw->tensor_count; i++) {
-    const float *scale_inverse = adamw->gradients[i].scale_inverse;
     fp8optim_plan_rule(&tables->tensors[i], &tables->group_steps[tables->tensors[i].group],
-                       tables->progress->clip_factor, loss_scale, scale_inverse ? *scale_inverse : 1.0f,
+                       tables->progress->clip_factor, loss_scale, scale_inverse_of(&adamw->gradients[i]),
                        &tables->constants[i]);
   }
   for_all_chunks(adamw, kernels, elements, update_chunk);
@@ -141,7 +133,7 @@ static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_sca
 
 static fp8core_status survey(fp8optim_adamw *adamw, const fp8optim_gradient *source, int64_t rows, int64_t columns,
                              fp8optim_survey *found) {
-  const float scale_inverse = source->scale_inverse ? *source->scale_inverse : 1.0f;
+  const float scale_inverse = scale_inverse_of(source);
   const int64_t size = (int64_t)fp8core_dtype_size(source->dtype);
   (void)adamw;
   found->largest = 0;
@@ -160,19 +152,18 @@ static fp8core_status survey(fp8optim_adamw *adamw, const fp8optim_gradient *sou
 static fp8core_status set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_state state,
                                 const fp8optim_gradient *source, float scale, uint32_t largest) {
   fp8optim_tensor *tensor = &adamw->tables.tensors[index];
-  const float scale_inverse = source->scale_inverse ? *source->scale_inverse : 1.0f;
+  const float scale_inverse = scale_inverse_of(source);
   const int64_t size = (int64_t)fp8core_dtype_size(source->dtype);
   const int64_t columns = tensor->row_length;
   const unsigned char *data = source->data;
   for (int64_t i = 0; i < tensor->elements; i++) {
     const float value =
       fp8optim_load(source->dtype, data + i / columns * source->row_stride * size, i % columns) * scale_inverse;
-    fp8optim_store_code(tensor->dtype[state], tensor->data[state], i,
-                        fp8optim_code(tensor->dtype[state],
-                                      state == FP8OPTIM_EXP_AVG_SQ
-                                        ? fp8optim_positive(tensor->dtype[state], value, value * scale)
-                                        : value * scale,
-                                      0, 0));
+    fp8optim_store_code(
+      tensor->dtype[state], tensor->data[state], i,
+      fp8optim_code(
+        tensor->dtype[state],
+        state == FP8OPTIM_EXP_AVG_SQ ? fp8optim_positive(tensor->dtype[state], value * scale) : value * scale, 0, 0));
   }
   fp8optim_set_rule(tensor, state, scale, largest);
   return FP8CORE_OK;
@@ -181,12 +172,12 @@ static fp8core_status set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_s
 static fp8core_status make_weight(fp8optim_adamw *adamw, int64_t index, int choose_scale) {
   fp8optim_tensor *tensor = &adamw->tables.tensors[index];
   if (choose_scale) fp8optim_weight_scale_rule(tensor);
-  for (int64_t i = 0; i < tensor->elements; i++)
-    fp8optim_store_code(
-      tensor->dtype[FP8OPTIM_WEIGHT], tensor->data[FP8OPTIM_WEIGHT], i,
-      fp8optim_weight_code(tensor->dtype,
-                           fp8optim_load_code(tensor->dtype[FP8OPTIM_MASTER], tensor->data[FP8OPTIM_MASTER], i),
-                           tensor->scale_inverse[FP8OPTIM_MASTER], tensor->scale[FP8OPTIM_WEIGHT]));
+  const float factor = fp8optim_weight_factor(tensor->scale[FP8OPTIM_MASTER], tensor->scale[FP8OPTIM_WEIGHT]);
+  for (int64_t i = 0; i < tensor->elements; i++) {
+    const uint32_t master = fp8optim_load_code(tensor->dtype[FP8OPTIM_MASTER], tensor->data[FP8OPTIM_MASTER], i);
+    fp8optim_store_code(tensor->dtype[FP8OPTIM_WEIGHT], tensor->data[FP8OPTIM_WEIGHT], i,
+                        fp8optim_weight_code(tensor->dtype, master, factor));
+  }
   return FP8CORE_OK;
 }
 

@@ -1,11 +1,13 @@
 // The kernels of a SIMD tier, LANES (16 or 8) values at a time, bit for bit the scalar rules. The tier defines before
 // it includes this file: LANES, v_float (on which arithmetic operators work), v_bits, and for whole vectors
 //   v_splat(float), v_root(v_float)
-//   v_load(dtype, data): the exact values of stored elements
+//   v_load(dtype, data): stored elements, any; v_load_finite(dtype, data): the same without infinities and NaN. Both
+//     times 1 / v_load_factor(dtype)
 //   v_store(dtype, data, scaled), v_store_stochastic(dtype, data, scaled, draws): fp8optim_code() of the values
-//   v_positive(value, scaled, least): scaled, or least where it is smaller and value is positive
+//   v_fma(a, b, c): a * b + c
+//   v_positive(scaled, least): scaled, or least where it is smaller and positive
 //   v_zero_bits(), v_raise(bits, value), v_largest(bits): the largest magnitude as FP32 bits
-//   v_add_squares(sums, value): adds the squares to LANES sums in FP64
+//   v_wide, v_wide_zero(), v_add_squares(sums, value), v_wide_lane(sums, lane): LANES sums of exact squares in FP64
 #ifndef FP8OPTIM_CPU_VECTOR_H
 #define FP8OPTIM_CPU_VECTOR_H
 
@@ -24,56 +26,46 @@ typedef struct update_pointers {
 INLINE int64_t v_bytes(fp8core_dtype dtype) { return fp8core_format_of(dtype).bits / 8; }
 
 typedef struct update_vectors {
-  v_float gradient_factor;
-  v_float scale_inverse[FP8OPTIM_STATES];
-  v_float next_scale[FP8OPTIM_PARTS];
-  v_float next_master_inverse;
-  v_float beta1_rest;
-  v_float beta2;
-  v_float beta2_rest;
-  v_float step_size;
-  v_float inverse_root_correction2;
+  v_float exp_avg_keep;
+  v_float exp_avg_gradient;
+  v_float exp_avg_sq_keep;
+  v_float exp_avg_sq_gradient;
   v_float eps;
-  v_float decay;
+  v_float master_keep;
+  v_float minus_master_change;
+  v_float weight_factor;
   v_float least_exp_avg_sq;
 } update_vectors;
 
 INLINE void update_lanes(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core_dtype gradient_dtype, int with_weight,
                          int stochastic, const fp8optim_update_job *job, const update_vectors *constants,
                          const update_pointers *at, uint64_t first_element, v_bits largest[FP8OPTIM_STATES]) {
-  const v_float g = v_load(gradient_dtype, at->gradient) * constants->gradient_factor;
-  const v_float m_old =
-    v_load(dtype[FP8OPTIM_EXP_AVG], at->data[FP8OPTIM_EXP_AVG]) * constants->scale_inverse[FP8OPTIM_EXP_AVG];
-  const v_float v_old =
-    v_load(dtype[FP8OPTIM_EXP_AVG_SQ], at->data[FP8OPTIM_EXP_AVG_SQ]) * constants->scale_inverse[FP8OPTIM_EXP_AVG_SQ];
-  const v_float w_old =
-    v_load(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER]) * constants->scale_inverse[FP8OPTIM_MASTER];
-  const v_float m = m_old + constants->beta1_rest * (g - m_old);
-  const v_float v = constants->beta2 * v_old + constants->beta2_rest * (g * g);
-  const v_float denominator = v_root(v) * constants->inverse_root_correction2 + constants->eps;
-  const v_float w = w_old * constants->decay - constants->step_size * (m / denominator);
-
-  const v_float m_scaled = m * constants->next_scale[FP8OPTIM_EXP_AVG];
-  v_float v_scaled = v * constants->next_scale[FP8OPTIM_EXP_AVG_SQ];
-  const v_float w_scaled = w * constants->next_scale[FP8OPTIM_MASTER];
-  if (dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32) v_scaled = v_positive(v, v_scaled, constants->least_exp_avg_sq);
-  v_raise(&largest[FP8OPTIM_EXP_AVG], m_scaled);
-  v_raise(&largest[FP8OPTIM_EXP_AVG_SQ], v_scaled);
-  v_raise(&largest[FP8OPTIM_MASTER], w_scaled);
-  v_store(dtype[FP8OPTIM_EXP_AVG], at->data[FP8OPTIM_EXP_AVG], m_scaled);
-  v_store(dtype[FP8OPTIM_EXP_AVG_SQ], at->data[FP8OPTIM_EXP_AVG_SQ], v_scaled);
+  const v_float g = v_load_finite(gradient_dtype, at->gradient);
+  const v_float m_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG], at->data[FP8OPTIM_EXP_AVG]);
+  const v_float v_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG_SQ], at->data[FP8OPTIM_EXP_AVG_SQ]);
+  const v_float w_old = v_load_finite(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER]);
+  const v_float m = v_fma(m_old, constants->exp_avg_keep, g * constants->exp_avg_gradient);
+  const v_float root_part = g * constants->exp_avg_sq_gradient;
+  v_float v = v_fma(v_old, constants->exp_avg_sq_keep, root_part * root_part);
+  if (dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32) v = v_positive(v, constants->least_exp_avg_sq);
+  const v_float w =
+    v_fma(constants->minus_master_change, m / (v_root(v) + constants->eps), w_old * constants->master_keep);
+  v_raise(&largest[FP8OPTIM_EXP_AVG], m);
+  v_raise(&largest[FP8OPTIM_EXP_AVG_SQ], v);
+  v_raise(&largest[FP8OPTIM_MASTER], w);
+  v_store(dtype[FP8OPTIM_EXP_AVG], at->data[FP8OPTIM_EXP_AVG], m);
+  v_store(dtype[FP8OPTIM_EXP_AVG_SQ], at->data[FP8OPTIM_EXP_AVG_SQ], v);
   if (stochastic) {
     uint32_t draws[LANES];
     for (int lane = 0; lane < LANES; lane++)
       draws[lane] = fp8core_draw(job->seed, job->tensor_id, job->step, first_element + (uint64_t)lane);
-    v_store_stochastic(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER], w_scaled, draws);
+    v_store_stochastic(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER], w, draws);
   } else {
-    v_store(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER], w_scaled);
+    v_store(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER], w);
   }
   if (with_weight) {
-    const v_float stored = v_load(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER]);
-    v_store(dtype[FP8OPTIM_WEIGHT], at->data[FP8OPTIM_WEIGHT],
-            stored * constants->next_master_inverse * constants->next_scale[FP8OPTIM_WEIGHT]);
+    const v_float stored = v_load_finite(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER]);
+    v_store(dtype[FP8OPTIM_WEIGHT], at->data[FP8OPTIM_WEIGHT], stored * constants->weight_factor);
   }
 }
 
@@ -86,23 +78,16 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
   update_vectors constants;
   update_pointers at;
   v_bits largest[FP8OPTIM_STATES];
-  constants.gradient_factor = v_splat(job->constants.gradient_factor);
-  for (int part = 0; part < FP8OPTIM_PARTS; part++) {
-    constants.next_scale[part] = v_splat(job->constants.next_scale[part]);
-    at.data[part] = data[part];
-  }
-  for (int state = 0; state < FP8OPTIM_STATES; state++) {
-    constants.scale_inverse[state] = v_splat(job->constants.scale_inverse[state]);
-    largest[state] = v_zero_bits();
-  }
-  constants.next_master_inverse = v_splat(job->constants.next_master_inverse);
-  constants.beta1_rest = v_splat(job->constants.beta1_rest);
-  constants.beta2 = v_splat(job->constants.beta2);
-  constants.beta2_rest = v_splat(job->constants.beta2_rest);
-  constants.step_size = v_splat(job->constants.step_size);
-  constants.inverse_root_correction2 = v_splat(job->constants.inverse_root_correction2);
+  for (int part = 0; part < FP8OPTIM_PARTS; part++) at.data[part] = data[part];
+  for (int state = 0; state < FP8OPTIM_STATES; state++) largest[state] = v_zero_bits();
+  constants.exp_avg_keep = v_splat(job->constants.exp_avg_keep * v_load_factor(exp_avg));
+  constants.exp_avg_gradient = v_splat(job->constants.exp_avg_gradient * v_load_factor(gradient_dtype));
+  constants.exp_avg_sq_keep = v_splat(job->constants.exp_avg_sq_keep * v_load_factor(exp_avg_sq));
+  constants.exp_avg_sq_gradient = v_splat(job->constants.exp_avg_sq_gradient * v_load_factor(gradient_dtype));
   constants.eps = v_splat(job->constants.eps);
-  constants.decay = v_splat(job->constants.decay);
+  constants.master_keep = v_splat(job->constants.master_keep * v_load_factor(master));
+  constants.minus_master_change = v_splat(-job->constants.master_change);
+  constants.weight_factor = v_splat(job->constants.weight_factor * v_load_factor(master));
   constants.least_exp_avg_sq = v_splat(fp8core_bits_float(fp8core_decode_bits(exp_avg_sq, 1)));
   at.gradient = gradient;
   int64_t i = 0;
@@ -179,45 +164,59 @@ static void update(UPDATE_ARGUMENTS) {
   update_any(job, gradient, data, first_element, elements, scaled_amax);
 }
 
-INLINE void measure_run(fp8core_dtype dtype, float scale_inverse, const unsigned char *data, int64_t elements,
-                        double sums[FP8OPTIM_LANES], uint32_t *amax) {
-  const v_float inverse = v_splat(scale_inverse);
+// Elements [i, i + FP8OPTIM_LANES) of a chunk.
+INLINE void measure_lanes(fp8core_dtype dtype, int in_fp32, const unsigned char *data,
+                          v_float narrow[FP8OPTIM_LANES / LANES], v_wide wide[FP8OPTIM_LANES / LANES],
+                          v_bits *largest) {
+  for (int lane = 0; lane < FP8OPTIM_LANES; lane += LANES) {
+    const v_float value = v_load(dtype, data + lane * v_bytes(dtype));
+    v_raise(largest, value);
+    // Exact products: a fused addition rounds as a separate one.
+    if (in_fp32)
+      narrow[lane / LANES] = v_fma(value, value, narrow[lane / LANES]);
+    else
+      wide[lane / LANES] = v_add_squares(wide[lane / LANES], value);
+  }
+}
+
+INLINE double measure_run(fp8core_dtype dtype, const unsigned char *data, int64_t elements, uint32_t *amax) {
+  const int in_fp32 = fp8optim_squares_in_fp32(dtype);
+  const double factor = (double)v_load_factor(dtype);
   v_bits largest = v_zero_bits();
+  v_float narrow[FP8OPTIM_LANES / LANES];
+  v_wide wide[FP8OPTIM_LANES / LANES];
+  for (int i = 0; i < FP8OPTIM_LANES / LANES; i++) {
+    narrow[i] = v_splat(0.0f);
+    wide[i] = v_wide_zero();
+  }
   int64_t i = 0;
   for (; i + FP8OPTIM_LANES <= elements; i += FP8OPTIM_LANES)
-    for (int lane = 0; lane < FP8OPTIM_LANES; lane += LANES) {
-      const v_float value = v_load(dtype, data + (i + lane) * v_bytes(dtype)) * inverse;
-      v_raise(&largest, value);
-      v_add_squares(sums + lane, value);
-    }
+    measure_lanes(dtype, in_fp32, data + i * v_bytes(dtype), narrow, wide, &largest);
   if (i < elements) {
     unsigned char padded[FP8OPTIM_LANES * 4] = {0};
     memcpy(padded, data + i * v_bytes(dtype), (size_t)((elements - i) * v_bytes(dtype)));
-    for (int lane = 0; lane < FP8OPTIM_LANES; lane += LANES) {
-      const v_float value = v_load(dtype, padded + lane * v_bytes(dtype)) * inverse;
-      v_raise(&largest, value);
-      v_add_squares(sums + lane, value);
-    }
+    measure_lanes(dtype, in_fp32, padded, narrow, wide, &largest);
   }
   const uint32_t found = v_largest(largest);
-  if (found > *amax) *amax = found;
+  const uint32_t scaled =
+    found >= FP8CORE_F32_INFINITY ? found : fp8core_float_bits(fp8core_bits_float(found) * v_load_factor(dtype));
+  if (scaled > *amax) *amax = scaled;
+  double sum = 0.0;
+  for (int vector = 0; vector < FP8OPTIM_LANES / LANES; vector++)
+    for (int lane = 0; lane < LANES; lane++)
+      sum += in_fp32 ? (double)narrow[vector][lane] * factor * factor : v_wide_lane(&wide[vector], lane);
+  return sum;
 }
 
-static void measure(fp8core_dtype dtype, float scale_inverse, const void *data, int64_t elements,
-                    double sums[FP8OPTIM_LANES], uint32_t *amax) {
-  double lanes[FP8OPTIM_LANES] __attribute__((aligned(64)));
-  memcpy(lanes, sums, sizeof(lanes));
-#define MEASURE_CASE(dtype)                                                                                            \
-case dtype: measure_run(dtype, scale_inverse, data, elements, lanes, amax); break;
+static double measure(fp8core_dtype dtype, const void *data, int64_t elements, uint32_t *amax) {
   switch (dtype) {
-    MEASURE_CASE(FP8CORE_E4M3)
-    MEASURE_CASE(FP8CORE_E5M2)
-    MEASURE_CASE(FP8CORE_BF16)
-    MEASURE_CASE(FP8CORE_FP16)
-    MEASURE_CASE(FP8CORE_FP32)
+  case FP8CORE_E4M3: return measure_run(FP8CORE_E4M3, data, elements, amax);
+  case FP8CORE_E5M2: return measure_run(FP8CORE_E5M2, data, elements, amax);
+  case FP8CORE_BF16: return measure_run(FP8CORE_BF16, data, elements, amax);
+  case FP8CORE_FP16: return measure_run(FP8CORE_FP16, data, elements, amax);
+  case FP8CORE_FP32: break;
   }
-#undef MEASURE_CASE
-  memcpy(sums, lanes, sizeof(lanes));
+  return measure_run(FP8CORE_FP32, data, elements, amax);
 }
 
 #endif
