@@ -104,8 +104,9 @@ FP8CORE_RULE void fp8optim_begin_rule(fp8optim_progress *progress, double sum_sq
                                       float loss_scale) {
   const double norm = sqrt(sum_squares) / (double)loss_scale;
   progress->skipped = nonfinite || !(norm <= FP8OPTIM_NORM_MAX);
-  progress->gradient_norm = (float)norm;
-  progress->clip_factor = max_norm > 0.0f && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
+  progress->gradient_norm = nonfinite ? fp8core_bits_float(FP8CORE_F32_QUIET_NAN) : (float)norm;
+  progress->clip_factor =
+    !progress->skipped && max_norm > 0.0f && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
   if (progress->skipped)
     progress->skipped_steps++;
   else

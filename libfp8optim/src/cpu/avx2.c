@@ -108,20 +108,43 @@ V __m256i nearest_bf16(__m256i magnitude) {
   return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(magnitude, splat_bits(0x7fff)), odd), 16);
 }
 
-V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value) {
+V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value, int bounded) {
   switch (dtype) {
   case FP8CORE_E4M3:
-  case FP8CORE_E5M2: store_8(data, value, encode_8(dtype, clamped(dtype, value))); return;
+  case FP8CORE_E5M2:
+    store_8(data, value, encode_8(dtype, bounded ? magnitude_of(value) : clamped(dtype, value)));
+    return;
   case FP8CORE_BF16: store_16(data, value, nearest_bf16(magnitude_of(value))); return;
   case FP8CORE_FP16: {
     const v_float max = v_splat(65504.0f);
-    const v_float limited = _mm256_max_ps(_mm256_min_ps(value, max), _mm256_sub_ps(_mm256_setzero_ps(), max));
+    const v_float limited =
+      bounded ? value : _mm256_max_ps(_mm256_min_ps(value, max), _mm256_sub_ps(_mm256_setzero_ps(), max));
     _mm_storeu_si128((__m128i *)(void *)data, _mm256_cvtps_ph(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     return;
   }
   case FP8CORE_FP32: break;
   }
   _mm256_storeu_ps((float *)(void *)data, value);
+}
+V void v_store_block(fp8core_dtype dtype, unsigned char *data, const v_float value[BLOCK_VECTORS], int bounded) {
+  const int64_t bytes = LANES * fp8core_format_of(dtype).bits / 8;
+#pragma GCC unroll 4
+  for (int i = 0; i < BLOCK_VECTORS; i++) v_store(dtype, data + i * bytes, value[i], bounded);
+}
+
+typedef __m256i v_codes;
+
+V v_codes v_no_codes(void) { return _mm256_setzero_si256(); }
+V void v_raise_codes(v_codes *largest, const unsigned char *data) {
+  const __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)data);
+  *largest = _mm256_max_epu8(*largest, _mm256_and_si256(codes, _mm256_set1_epi8(0x7f)));
+}
+V uint32_t v_largest_code(v_codes largest) {
+  uint32_t found = 0;
+  uint8_t lanes[32];
+  _mm256_storeu_si256((__m256i *)(void *)lanes, largest);
+  for (int lane = 0; lane < 32; lane++) found = lanes[lane] > found ? lanes[lane] : found;
+  return found;
 }
 
 V __m256i below(__m256i one, __m256i other) {

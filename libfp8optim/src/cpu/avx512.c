@@ -66,21 +66,39 @@ V v_float load(fp8core_dtype dtype, const unsigned char *data, int finite) {
 V v_float v_load(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 0); }
 V v_float v_load_finite(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 1); }
 
-// Codes of magnitudes that are in range, in the low 7 bits; anything above.
+typedef __m256i v_codes;
+
+V v_codes v_no_codes(void) { return _mm256_setzero_si256(); }
+V void v_raise_codes(v_codes *largest, const unsigned char *data) {
+  const __m256i codes = _mm256_loadu_si256((const __m256i *)data);
+  *largest = _mm256_max_epu8(*largest, _mm256_and_si256(codes, _mm256_set1_epi8(0x7f)));
+}
+V uint32_t v_largest_code(v_codes largest) {
+  uint32_t found = 0;
+  uint8_t lanes[32];
+  _mm256_storeu_si256((__m256i *)lanes, largest);
+  for (int lane = 0; lane < 32; lane++) found = lanes[lane] > found ? lanes[lane] : found;
+  return found;
+}
+
+// Codes of magnitudes that are in range, times 2^code_shift().
+//
+// Adding 2^(exponent + 23 - mantissa bits) rounds to the mantissa bits at that exponent and leaves the significand in
+// the low bits of the sum; exponents below the smallest normal count as that one, which makes the subnormals. The upper
+// half of the sum holds its exponent, and one product of halves puts both together. The addend carries what takes off
+// the exponent's bias: an even number of units, so that ties stay where they are.
+V int code_shift(fp8core_dtype dtype) { return 7 - fp8core_format_of(dtype).mantissa_bits; }
 V __m512i encode_8(fp8core_dtype dtype, __m512i magnitude) {
   const fp8core_format format = fp8core_format_of(dtype);
-  const int shift = 23 - format.mantissa_bits;
-  // Adding 2^(exponent + shift) rounds to the mantissa bits at that exponent and leaves the significand in the low
-  // bits. Exponents below the smallest normal count as that one, which makes the subnormals. The exponent's share of
-  // the code is added with its bias, which the addend takes off again: an even number of units, so that ties stay where
-  // they are.
-  const uint32_t bias = (uint32_t)(format.min_exponent + 127) << format.mantissa_bits;
-  const uint32_t correction = (0x80 - bias % 0x80) % 0x80;
+  const uint32_t shift = (uint32_t)(23 - format.mantissa_bits);
+  const uint32_t unbias = 0x10000 - (((uint32_t)(format.min_exponent + 127) + shift) << format.mantissa_bits);
   const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(magnitude, splat_bits(FP8CORE_F32_INFINITY)),
                                             splat_bits((uint32_t)(format.min_exponent + 127) << 23));
-  const __m512i addend = _mm512_add_epi32(exponent, splat_bits(((uint32_t)shift << 23) + correction));
-  const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(addend)));
-  return _mm512_add_epi32(sum, _mm512_srli_epi32(exponent, (unsigned)shift));
+  const __m512 sum =
+    _mm512_fmadd_ps(_mm512_castsi512_ps(exponent), _mm512_castsi512_ps(splat_bits((127 + shift) << 23 | unbias)),
+                    _mm512_castsi512_ps(magnitude));
+  return _mm512_madd_epi16(_mm512_castps_si512(sum),
+                           splat_bits(UINT32_C(1) << 16 | UINT32_C(1) << (7 - fp8core_format_of(dtype).mantissa_bits)));
 }
 
 V __m512i clamped(fp8core_dtype dtype, v_float value) {
@@ -94,16 +112,46 @@ V void store_8(unsigned char *data, v_float value, __m512i code) {
   _mm_storeu_si128((__m128i *)data, _mm512_cvtepi32_epi8(signed_code));
 }
 
+// Words 0, 2, ... (odd 0) or 1, 3, ... of two vectors.
+V __m512i words(__m512i first, __m512i second, int odd) {
+  const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24,
+                                        22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  return _mm512_permutex2var_epi16(first, odd ? _mm512_or_si512(even, _mm512_set1_epi16(1)) : even, second);
+}
+
+// Four vectors as 64 bytes.
+V void store_block_8(fp8core_dtype dtype, unsigned char *data, const v_float value[BLOCK_VECTORS], int bounded) {
+  __m512i code[BLOCK_VECTORS];
+  __m512i code_words[2];
+  __m512i value_words[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < BLOCK_VECTORS; i++)
+    code[i] = encode_8(dtype, bounded ? magnitude_of(value[i]) : clamped(dtype, value[i]));
+  for (int i = 0; i < 2; i++) {
+    code_words[i] = _mm512_srli_epi16(words(code[2 * i], code[2 * i + 1], 0), (unsigned)code_shift(dtype));
+    value_words[i] = words(_mm512_castps_si512(value[2 * i]), _mm512_castps_si512(value[2 * i + 1]), 1);
+  }
+  // The packs work within lanes of 128 bits. A signed one keeps the sign bit of every word, that of -0 too.
+  const __m512i code_bytes = _mm512_packus_epi16(code_words[0], code_words[1]);
+  const __m512i value_bytes = _mm512_packs_epi16(value_words[0], value_words[1]);
+  const __m512i packed = _mm512_ternarylogic_epi32(_mm512_set1_epi8(-0x80), value_bytes, code_bytes, 0xca);
+  _mm512_storeu_si512(data, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed));
+}
+
 V void store_16(unsigned char *data, v_float value, __m512i code) {
   const __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(value), 16);
   const __m512i signed_code = _mm512_ternarylogic_epi32(splat_bits(0x8000), sign, code, 0xca);
   _mm256_storeu_si256((__m256i *)data, _mm512_cvtepi32_epi16(signed_code));
 }
 
-V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value) {
+V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value, int bounded) {
   switch (dtype) {
   case FP8CORE_E4M3:
-  case FP8CORE_E5M2: store_8(data, value, encode_8(dtype, clamped(dtype, value))); return;
+  case FP8CORE_E5M2:
+    store_8(data, value,
+            _mm512_srli_epi32(encode_8(dtype, bounded ? magnitude_of(value) : clamped(dtype, value)),
+                              (unsigned)code_shift(dtype)));
+    return;
   case FP8CORE_BF16: {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), splat_bits(1));
@@ -113,13 +161,22 @@ V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value) {
   }
   case FP8CORE_FP16: {
     // The smaller magnitude, with the sign of the first.
-    const v_float limited = _mm512_range_ps(value, v_splat(65504.0f), 0x2);
+    const v_float limited = bounded ? value : _mm512_range_ps(value, v_splat(65504.0f), 0x2);
     _mm256_storeu_si256((__m256i *)data, _mm512_cvtps_ph(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     return;
   }
   case FP8CORE_FP32: break;
   }
   _mm512_storeu_ps(data, value);
+}
+V void v_store_block(fp8core_dtype dtype, unsigned char *data, const v_float value[BLOCK_VECTORS], int bounded) {
+  if (dtype == FP8CORE_E4M3 || dtype == FP8CORE_E5M2) {
+    store_block_8(dtype, data, value, bounded);
+    return;
+  }
+  const int64_t bytes = LANES * fp8core_format_of(dtype).bits / 8;
+#pragma GCC unroll 4
+  for (int i = 0; i < BLOCK_VECTORS; i++) v_store(dtype, data + i * bytes, value[i], bounded);
 }
 
 // fp8core_encode_stochastic() of a magnitude within the range of the format.

@@ -31,6 +31,10 @@ extern const fp8optim_kernels fp8optim_kernels_scalar;
 extern const fp8optim_kernels fp8optim_kernels_avx2;
 extern const fp8optim_kernels fp8optim_kernels_avx512;
 
+// Vectors that a SIMD tier updates together, stage by stage: the chain from a gradient to its weight is longer than
+// what a CPU holds of it at a time, so that one vector after the other would wait.
+#define BLOCK_VECTORS 4
+
 // The table of the context's tier.
 const fp8optim_kernels *fp8optim_cpu_kernels(fp8core_isa isa);
 

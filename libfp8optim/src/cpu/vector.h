@@ -3,10 +3,15 @@
 //   v_splat(float), v_root(v_float)
 //   v_load(dtype, data): stored elements, any; v_load_finite(dtype, data): the same without infinities and NaN. Both
 //     times 1 / v_load_factor(dtype)
-//   v_store(dtype, data, scaled), v_store_stochastic(dtype, data, scaled, draws): fp8optim_code() of the values
+//   v_store(dtype, data, scaled, bounded), v_store_stochastic(dtype, data, scaled, draws): fp8optim_code() of the
+//   values;
+//     bounded: none exceeds the format's maximum. v_store_block(dtype, data, scaled, bounded): of BLOCK_VECTORS vectors
 //   v_fma(a, b, c): a * b + c
 //   v_positive(scaled, least): scaled, or least where it is smaller and positive
 //   v_zero_bits(), v_raise(bits, value), v_largest(bits): the largest magnitude as FP32 bits
+//   v_codes, v_no_codes(), v_raise_codes(codes, data), v_largest_code(codes): the largest of FP8OPTIM_LANES 8-bit
+//   codes,
+//     without their signs
 //   v_wide, v_wide_zero(), v_add_squares(sums, value), v_wide_lane(sums, lane): LANES sums of exact squares in FP64
 #ifndef FP8OPTIM_CPU_VECTOR_H
 #define FP8OPTIM_CPU_VECTOR_H
@@ -25,7 +30,7 @@ typedef struct update_pointers {
 
 INLINE int64_t v_bytes(fp8core_dtype dtype) { return fp8core_format_of(dtype).bits / 8; }
 
-typedef struct update_vectors {
+typedef struct update_constants {
   v_float exp_avg_keep;
   v_float exp_avg_gradient;
   v_float exp_avg_sq_keep;
@@ -35,38 +40,73 @@ typedef struct update_vectors {
   v_float minus_master_change;
   v_float weight_factor;
   v_float least_exp_avg_sq;
-} update_vectors;
+} update_constants;
 
-INLINE void update_lanes(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core_dtype gradient_dtype, int with_weight,
-                         int stochastic, const fp8optim_update_job *job, const update_vectors *constants,
-                         const update_pointers *at, uint64_t first_element, v_bits largest[FP8OPTIM_STATES]) {
-  const v_float g = v_load_finite(gradient_dtype, at->gradient);
-  const v_float m_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG], at->data[FP8OPTIM_EXP_AVG]);
-  const v_float v_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG_SQ], at->data[FP8OPTIM_EXP_AVG_SQ]);
-  const v_float w_old = v_load_finite(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER]);
-  const v_float m = v_fma(m_old, constants->exp_avg_keep, g * constants->exp_avg_gradient);
-  const v_float root_part = g * constants->exp_avg_sq_gradient;
-  v_float v = v_fma(v_old, constants->exp_avg_sq_keep, root_part * root_part);
-  if (dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32) v = v_positive(v, constants->least_exp_avg_sq);
-  const v_float w =
-    v_fma(constants->minus_master_change, m / (v_root(v) + constants->eps), w_old * constants->master_keep);
-  v_raise(&largest[FP8OPTIM_EXP_AVG], m);
-  v_raise(&largest[FP8OPTIM_EXP_AVG_SQ], v);
-  v_raise(&largest[FP8OPTIM_MASTER], w);
-  v_store(dtype[FP8OPTIM_EXP_AVG], at->data[FP8OPTIM_EXP_AVG], m);
-  v_store(dtype[FP8OPTIM_EXP_AVG_SQ], at->data[FP8OPTIM_EXP_AVG_SQ], v);
-  if (stochastic) {
-    uint32_t draws[LANES];
-    for (int lane = 0; lane < LANES; lane++)
-      draws[lane] = fp8core_draw(job->seed, job->tensor_id, job->step, first_element + (uint64_t)lane);
-    v_store_stochastic(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER], w, draws);
-  } else {
-    v_store(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER], w);
+INLINE void v_store_vectors(fp8core_dtype dtype, unsigned char *data, const v_float *scaled, int vectors, int bounded) {
+  if (vectors == BLOCK_VECTORS)
+    v_store_block(dtype, data, scaled, bounded);
+  else
+    v_store(dtype, data, scaled[0], bounded);
+}
+
+INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core_dtype gradient_dtype, int with_weight,
+                              int stochastic, int vectors, const fp8optim_update_job *job,
+                              const update_constants *constants, const update_pointers *at, uint64_t first_element,
+                              v_bits largest[FP8OPTIM_STATES]) {
+  unsigned char *const master = at->data[FP8OPTIM_MASTER];
+  unsigned char *const exp_avg = at->data[FP8OPTIM_EXP_AVG];
+  unsigned char *const exp_avg_sq = at->data[FP8OPTIM_EXP_AVG_SQ];
+  const int64_t master_bytes = LANES * v_bytes(dtype[FP8OPTIM_MASTER]);
+  const int64_t exp_avg_bytes = LANES * v_bytes(dtype[FP8OPTIM_EXP_AVG]);
+  const int64_t exp_avg_sq_bytes = LANES * v_bytes(dtype[FP8OPTIM_EXP_AVG_SQ]);
+  v_float m[BLOCK_VECTORS];
+  v_float v[BLOCK_VECTORS];
+  v_float w[BLOCK_VECTORS];
+#pragma GCC unroll 4
+  for (int i = 0; i < vectors; i++) {
+    const v_float g = v_load_finite(gradient_dtype, at->gradient + i * LANES * v_bytes(gradient_dtype));
+    const v_float m_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG], exp_avg + i * exp_avg_bytes);
+    const v_float v_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG_SQ], exp_avg_sq + i * exp_avg_sq_bytes);
+    const v_float root_part = g * constants->exp_avg_sq_gradient;
+    m[i] = v_fma(m_old, constants->exp_avg_keep, g * constants->exp_avg_gradient);
+    v[i] = v_fma(v_old, constants->exp_avg_sq_keep, root_part * root_part);
+    if (dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32) v[i] = v_positive(v[i], constants->least_exp_avg_sq);
   }
-  if (with_weight) {
-    const v_float stored = v_load_finite(dtype[FP8OPTIM_MASTER], at->data[FP8OPTIM_MASTER]);
-    v_store(dtype[FP8OPTIM_WEIGHT], at->data[FP8OPTIM_WEIGHT], stored * constants->weight_factor);
+#pragma GCC unroll 4
+  for (int i = 0; i < vectors; i++) w[i] = v_root(v[i]) + constants->eps;
+#pragma GCC unroll 4
+  for (int i = 0; i < vectors; i++) {
+    w[i] = m[i] / w[i];
+    v_raise(&largest[FP8OPTIM_EXP_AVG], m[i]);
+    v_raise(&largest[FP8OPTIM_EXP_AVG_SQ], v[i]);
   }
+  // Within the bounds from which their scales were chosen.
+  v_store_vectors(dtype[FP8OPTIM_EXP_AVG], exp_avg, m, vectors, 1);
+  v_store_vectors(dtype[FP8OPTIM_EXP_AVG_SQ], exp_avg_sq, v, vectors, 1);
+#pragma GCC unroll 4
+  for (int i = 0; i < vectors; i++) {
+    const v_float w_old = v_load_finite(dtype[FP8OPTIM_MASTER], master + i * master_bytes);
+    w[i] = v_fma(constants->minus_master_change, w[i], w_old * constants->master_keep);
+    v_raise(&largest[FP8OPTIM_MASTER], w[i]);
+    if (stochastic) {
+      uint32_t draws[LANES];
+      for (int lane = 0; lane < LANES; lane++)
+        draws[lane] = fp8core_draw(job->seed, job->tensor_id, job->step, first_element + (uint64_t)(i * LANES + lane));
+      v_store_stochastic(dtype[FP8OPTIM_MASTER], master + i * master_bytes, w[i], draws);
+    }
+  }
+  if (!stochastic) v_store_vectors(dtype[FP8OPTIM_MASTER], master, w, vectors, 0);
+  if (!with_weight) return;
+#pragma GCC unroll 4
+  for (int i = 0; i < vectors; i++)
+    w[i] = v_load_finite(dtype[FP8OPTIM_MASTER], master + i * master_bytes) * constants->weight_factor;
+  v_store_vectors(dtype[FP8OPTIM_WEIGHT], at->data[FP8OPTIM_WEIGHT], w, vectors, 0);
+}
+
+INLINE void advance(update_pointers *at, const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core_dtype gradient_dtype,
+                    int parts, int vectors) {
+  at->gradient += vectors * LANES * v_bytes(gradient_dtype);
+  for (int part = 0; part < parts; part++) at->data[part] += vectors * LANES * v_bytes(dtype[part]);
 }
 
 INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtype exp_avg_sq,
@@ -75,7 +115,7 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
                        uint64_t first_element, int64_t elements, uint32_t scaled_amax[FP8OPTIM_STATES]) {
   const fp8core_dtype dtype[FP8OPTIM_PARTS] = {master, exp_avg, exp_avg_sq, weight};
   const int parts = with_weight ? FP8OPTIM_PARTS : FP8OPTIM_STATES;
-  update_vectors constants;
+  update_constants constants;
   update_pointers at;
   v_bits largest[FP8OPTIM_STATES];
   for (int part = 0; part < FP8OPTIM_PARTS; part++) at.data[part] = data[part];
@@ -91,11 +131,15 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
   constants.least_exp_avg_sq = v_splat(fp8core_bits_float(fp8core_decode_bits(exp_avg_sq, 1)));
   at.gradient = gradient;
   int64_t i = 0;
+  for (; i + BLOCK_VECTORS * LANES <= elements; i += BLOCK_VECTORS * LANES) {
+    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, BLOCK_VECTORS, job, &constants, &at,
+                      first_element + (uint64_t)i, largest);
+    advance(&at, dtype, gradient_dtype, parts, BLOCK_VECTORS);
+  }
   for (; i + LANES <= elements; i += LANES) {
-    update_lanes(dtype, gradient_dtype, with_weight, stochastic, job, &constants, &at, first_element + (uint64_t)i,
-                 largest);
-    at.gradient += LANES * v_bytes(gradient_dtype);
-    for (int part = 0; part < parts; part++) at.data[part] += LANES * v_bytes(dtype[part]);
+    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, 1, job, &constants, &at,
+                      first_element + (uint64_t)i, largest);
+    advance(&at, dtype, gradient_dtype, parts, 1);
   }
   if (i < elements) {
     // Zeros beyond the last element stay zeros.
@@ -105,8 +149,8 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
     memcpy(padded[FP8OPTIM_PARTS], at.gradient, rest * (size_t)v_bytes(gradient_dtype));
     for (int state = 0; state < FP8OPTIM_STATES; state++)
       memcpy(padded[state], at.data[state], rest * (size_t)v_bytes(dtype[state]));
-    update_lanes(dtype, gradient_dtype, with_weight, stochastic, job, &constants, &copy, first_element + (uint64_t)i,
-                 largest);
+    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, 1, job, &constants, &copy,
+                      first_element + (uint64_t)i, largest);
     for (int part = 0; part < parts; part++) memcpy(at.data[part], padded[part], rest * (size_t)v_bytes(dtype[part]));
   }
   for (int state = 0; state < FP8OPTIM_STATES; state++) {
@@ -164,47 +208,55 @@ static void update(UPDATE_ARGUMENTS) {
   update_any(job, gradient, data, first_element, elements, scaled_amax);
 }
 
-// Elements [i, i + FP8OPTIM_LANES) of a chunk.
-INLINE void measure_lanes(fp8core_dtype dtype, int in_fp32, const unsigned char *data,
-                          v_float narrow[FP8OPTIM_LANES / LANES], v_wide wide[FP8OPTIM_LANES / LANES],
-                          v_bits *largest) {
-  for (int lane = 0; lane < FP8OPTIM_LANES; lane += LANES) {
-    const v_float value = v_load(dtype, data + lane * v_bytes(dtype));
-    v_raise(largest, value);
+typedef struct measure_sums {
+  v_float narrow[FP8OPTIM_LANES / LANES];
+  v_wide wide[FP8OPTIM_LANES / LANES];
+  v_bits largest;
+  v_codes largest_code;
+} measure_sums;
+
+// FP8OPTIM_LANES elements of a chunk. The largest 8-bit element is that with the largest code, in which infinities and
+// NaNs show; their squares do not matter then.
+INLINE void measure_lanes(fp8core_dtype dtype, const unsigned char *data, measure_sums *sums) {
+  const int by_code = v_bytes(dtype) == 1;
+  if (by_code) v_raise_codes(&sums->largest_code, data);
+  for (int i = 0; i < FP8OPTIM_LANES / LANES; i++) {
+    const unsigned char *from = data + i * LANES * v_bytes(dtype);
+    const v_float value = by_code ? v_load_finite(dtype, from) : v_load(dtype, from);
+    if (!by_code) v_raise(&sums->largest, value);
     // Exact products: a fused addition rounds as a separate one.
-    if (in_fp32)
-      narrow[lane / LANES] = v_fma(value, value, narrow[lane / LANES]);
+    if (fp8optim_squares_in_fp32(dtype))
+      sums->narrow[i] = v_fma(value, value, sums->narrow[i]);
     else
-      wide[lane / LANES] = v_add_squares(wide[lane / LANES], value);
+      sums->wide[i] = v_add_squares(sums->wide[i], value);
   }
 }
 
 INLINE double measure_run(fp8core_dtype dtype, const unsigned char *data, int64_t elements, uint32_t *amax) {
-  const int in_fp32 = fp8optim_squares_in_fp32(dtype);
   const double factor = (double)v_load_factor(dtype);
-  v_bits largest = v_zero_bits();
-  v_float narrow[FP8OPTIM_LANES / LANES];
-  v_wide wide[FP8OPTIM_LANES / LANES];
+  measure_sums sums;
+  sums.largest = v_zero_bits();
+  sums.largest_code = v_no_codes();
   for (int i = 0; i < FP8OPTIM_LANES / LANES; i++) {
-    narrow[i] = v_splat(0.0f);
-    wide[i] = v_wide_zero();
+    sums.narrow[i] = v_splat(0.0f);
+    sums.wide[i] = v_wide_zero();
   }
   int64_t i = 0;
-  for (; i + FP8OPTIM_LANES <= elements; i += FP8OPTIM_LANES)
-    measure_lanes(dtype, in_fp32, data + i * v_bytes(dtype), narrow, wide, &largest);
+  for (; i + FP8OPTIM_LANES <= elements; i += FP8OPTIM_LANES) measure_lanes(dtype, data + i * v_bytes(dtype), &sums);
   if (i < elements) {
     unsigned char padded[FP8OPTIM_LANES * 4] = {0};
     memcpy(padded, data + i * v_bytes(dtype), (size_t)((elements - i) * v_bytes(dtype)));
-    measure_lanes(dtype, in_fp32, padded, narrow, wide, &largest);
+    measure_lanes(dtype, padded, &sums);
   }
-  const uint32_t found = v_largest(largest);
-  const uint32_t scaled =
-    found >= FP8CORE_F32_INFINITY ? found : fp8core_float_bits(fp8core_bits_float(found) * v_load_factor(dtype));
-  if (scaled > *amax) *amax = scaled;
+  const uint32_t found = v_bytes(dtype) == 1
+                           ? fp8core_decode_bits(dtype, v_largest_code(sums.largest_code)) & FP8CORE_F32_MAGNITUDE
+                           : v_largest(sums.largest);
+  if (found > *amax) *amax = found;
   double sum = 0.0;
   for (int vector = 0; vector < FP8OPTIM_LANES / LANES; vector++)
     for (int lane = 0; lane < LANES; lane++)
-      sum += in_fp32 ? (double)narrow[vector][lane] * factor * factor : v_wide_lane(&wide[vector], lane);
+      sum += fp8optim_squares_in_fp32(dtype) ? (double)sums.narrow[vector][lane] * factor * factor
+                                             : v_wide_lane(&sums.wide[vector], lane);
   return sum;
 }
 
