@@ -17,6 +17,9 @@ V v_bits magnitude_of(v_float value) {
   return _mm256_and_si256(_mm256_castps_si256(value), splat_bits(FP8CORE_F32_MAGNITUDE));
 }
 V void v_raise(v_bits *largest, v_float value) { *largest = _mm256_max_epi32(*largest, magnitude_of(value)); }
+V void v_raise_positive(v_bits *largest, v_float value) {
+  *largest = _mm256_max_epi32(*largest, _mm256_castps_si256(value));
+}
 V uint32_t v_largest(v_bits largest) {
   uint32_t lanes[LANES];
   uint32_t found = 0;
@@ -72,6 +75,12 @@ V v_float load(fp8core_dtype dtype, const unsigned char *data, int finite) {
 }
 V v_float v_load(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 0); }
 V v_float v_load_finite(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 1); }
+
+V void v_load_block(fp8core_dtype dtype, const unsigned char *data, v_float values[BLOCK_VECTORS]) {
+  const int64_t bytes = LANES * fp8core_format_of(dtype).bits / 8;
+#pragma GCC unroll 4
+  for (int i = 0; i < BLOCK_VECTORS; i++) values[i] = v_load_finite(dtype, data + i * bytes);
+}
 
 // Codes without the sign, of magnitudes that are in range; see avx512.c.
 V __m256i encode_8(fp8core_dtype dtype, __m256i magnitude) {

@@ -17,6 +17,9 @@ V v_bits magnitude_of(v_float value) {
   return _mm512_and_si512(_mm512_castps_si512(value), splat_bits(FP8CORE_F32_MAGNITUDE));
 }
 V void v_raise(v_bits *largest, v_float value) { *largest = _mm512_max_epi32(*largest, magnitude_of(value)); }
+V void v_raise_positive(v_bits *largest, v_float value) {
+  *largest = _mm512_max_epi32(*largest, _mm512_castps_si512(value));
+}
 V uint32_t v_largest(v_bits largest) { return (uint32_t)_mm512_reduce_max_epi32(largest); }
 V v_float v_fma(v_float a, v_float b, v_float c) { return _mm512_fmadd_ps(a, b, c); }
 V v_float v_positive(v_float scaled, v_float least) {
@@ -65,6 +68,26 @@ V v_float load(fp8core_dtype dtype, const unsigned char *data, int finite) {
 }
 V v_float v_load(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 0); }
 V v_float v_load_finite(fp8core_dtype dtype, const unsigned char *data) { return load(dtype, data, 1); }
+
+V void v_load_block(fp8core_dtype dtype, const unsigned char *data, v_float values[BLOCK_VECTORS]) {
+  if (dtype == FP8CORE_E4M3) {
+    // As load(), 64 codes at a time: unpacking works within lanes of 128 bits, so that their halves come first and
+    // last.
+    const __m512i codes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), _mm512_loadu_si512(data));
+    const __m512i mask = _mm512_set1_epi16((short)0xbf80);
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i first = _mm512_and_si512(_mm512_srai_epi16(_mm512_unpacklo_epi8(zero, codes), 1), mask);
+    const __m512i last = _mm512_and_si512(_mm512_srai_epi16(_mm512_unpackhi_epi8(zero, codes), 1), mask);
+    values[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(first));
+    values[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(first, 1));
+    values[2] = _mm512_cvtph_ps(_mm512_castsi512_si256(last));
+    values[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(last, 1));
+    return;
+  }
+  const int64_t bytes = LANES * fp8core_format_of(dtype).bits / 8;
+#pragma GCC unroll 4
+  for (int i = 0; i < BLOCK_VECTORS; i++) values[i] = v_load_finite(dtype, data + i * bytes);
+}
 
 typedef __m256i v_codes;
 

@@ -2,13 +2,14 @@
 // it includes this file: LANES, v_float (on which arithmetic operators work), v_bits, and for whole vectors
 //   v_splat(float), v_root(v_float)
 //   v_load(dtype, data): stored elements, any; v_load_finite(dtype, data): the same without infinities and NaN. Both
-//     times 1 / v_load_factor(dtype)
+//     times 1 / v_load_factor(dtype). v_load_block(dtype, data, values): BLOCK_VECTORS of finite elements
 //   v_store(dtype, data, scaled, bounded), v_store_stochastic(dtype, data, scaled, draws): fp8optim_code() of the
 //   values;
 //     bounded: none exceeds the format's maximum. v_store_block(dtype, data, scaled, bounded): of BLOCK_VECTORS vectors
 //   v_fma(a, b, c): a * b + c
 //   v_positive(scaled, least): scaled, or least where it is smaller and positive
-//   v_zero_bits(), v_raise(bits, value), v_largest(bits): the largest magnitude as FP32 bits
+//   v_zero_bits(), v_raise(bits, value), v_largest(bits): the largest magnitude as FP32 bits; v_raise_positive(bits,
+//     value): of values without a sign
 //   v_codes, v_no_codes(), v_raise_codes(codes, data), v_largest_code(codes): the largest of FP8OPTIM_LANES 8-bit
 //   codes,
 //     without their signs
@@ -42,6 +43,13 @@ typedef struct update_constants {
   v_float least_exp_avg_sq;
 } update_constants;
 
+INLINE void v_load_vectors(fp8core_dtype dtype, const unsigned char *data, v_float *values, int vectors) {
+  if (vectors == BLOCK_VECTORS)
+    v_load_block(dtype, data, values);
+  else
+    values[0] = v_load_finite(dtype, data);
+}
+
 INLINE void v_store_vectors(fp8core_dtype dtype, unsigned char *data, const v_float *scaled, int vectors, int bounded) {
   if (vectors == BLOCK_VECTORS)
     v_store_block(dtype, data, scaled, bounded);
@@ -57,19 +65,18 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
   unsigned char *const exp_avg = at->data[FP8OPTIM_EXP_AVG];
   unsigned char *const exp_avg_sq = at->data[FP8OPTIM_EXP_AVG_SQ];
   const int64_t master_bytes = LANES * v_bytes(dtype[FP8OPTIM_MASTER]);
-  const int64_t exp_avg_bytes = LANES * v_bytes(dtype[FP8OPTIM_EXP_AVG]);
-  const int64_t exp_avg_sq_bytes = LANES * v_bytes(dtype[FP8OPTIM_EXP_AVG_SQ]);
   v_float m[BLOCK_VECTORS];
   v_float v[BLOCK_VECTORS];
   v_float w[BLOCK_VECTORS];
+  v_load_vectors(gradient_dtype, at->gradient, w, vectors);
+  v_load_vectors(dtype[FP8OPTIM_EXP_AVG], exp_avg, m, vectors);
+  v_load_vectors(dtype[FP8OPTIM_EXP_AVG_SQ], exp_avg_sq, v, vectors);
 #pragma GCC unroll 4
   for (int i = 0; i < vectors; i++) {
-    const v_float g = v_load_finite(gradient_dtype, at->gradient + i * LANES * v_bytes(gradient_dtype));
-    const v_float m_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG], exp_avg + i * exp_avg_bytes);
-    const v_float v_old = v_load_finite(dtype[FP8OPTIM_EXP_AVG_SQ], exp_avg_sq + i * exp_avg_sq_bytes);
+    const v_float g = w[i];
     const v_float root_part = g * constants->exp_avg_sq_gradient;
-    m[i] = v_fma(m_old, constants->exp_avg_keep, g * constants->exp_avg_gradient);
-    v[i] = v_fma(v_old, constants->exp_avg_sq_keep, root_part * root_part);
+    m[i] = v_fma(m[i], constants->exp_avg_keep, g * constants->exp_avg_gradient);
+    v[i] = v_fma(v[i], constants->exp_avg_sq_keep, root_part * root_part);
     if (dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32) v[i] = v_positive(v[i], constants->least_exp_avg_sq);
   }
 #pragma GCC unroll 4
@@ -78,7 +85,7 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
   for (int i = 0; i < vectors; i++) {
     w[i] = m[i] / w[i];
     v_raise(&largest[FP8OPTIM_EXP_AVG], m[i]);
-    v_raise(&largest[FP8OPTIM_EXP_AVG_SQ], v[i]);
+    v_raise_positive(&largest[FP8OPTIM_EXP_AVG_SQ], v[i]);
   }
   // Within the bounds from which their scales were chosen.
   v_store_vectors(dtype[FP8OPTIM_EXP_AVG], exp_avg, m, vectors, 1);
