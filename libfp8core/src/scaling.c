@@ -24,6 +24,13 @@ struct fp8core_scaling {
   // The host has seen that the tensor has a history, which it then keeps until its scale is set by hand: there is no
   // need to ask the device for a just-in-time pass any more.
   uint8_t *history_seen;
+  // On the host: updates so far, and that count plus 1 as a tensor was first used without a history that was seen; 0:
+  // not yet.
+  uint64_t updates;
+  uint64_t *first_use;
+  // On the device: FP32 products on their way to FP8. Grows to what fp8core_scaling_gemm() needs, and stays.
+  void *product;
+  size_t product_bytes;
 };
 
 static fp8core_status check_options(const fp8core_scaling_options *options) {
@@ -94,10 +101,11 @@ static fp8core_status fill_new(fp8core_scaling *scaling, const fp8core_dtype *dt
   const int64_t tensors = scaling->arrays.tensors;
   scaling->dtypes = malloc((size_t)tensors);
   scaling->history_seen = calloc((size_t)tensors, 1);
+  scaling->first_use = calloc((size_t)tensors, sizeof(*scaling->first_use));
   unsigned char *image = calloc(scaling->memory_bytes, 1);
   fp8core_status status = FP8CORE_OK;
-  if (!scaling->dtypes || !scaling->history_seen || !image) {
-    status = out_of_memory(scaling->memory_bytes + 2 * (size_t)tensors);
+  if (!scaling->dtypes || !scaling->history_seen || !scaling->first_use || !image) {
+    status = out_of_memory(scaling->memory_bytes + 10 * (size_t)tensors);
   }
   for (int64_t i = 0; status == FP8CORE_OK && i < tensors; i++) {
     if (!fp8core_dtype_size(dtypes[i])) {
@@ -155,8 +163,10 @@ void fp8core_scaling_destroy(fp8core_scaling **scaling) {
   if (!scaling || !*scaling) return;
   // Nobody is there to hear of a failure.
   (void)fp8core_free((*scaling)->context, (*scaling)->memory);
+  (void)fp8core_free((*scaling)->context, (*scaling)->product);
   free((*scaling)->dtypes);
   free((*scaling)->history_seen);
+  free((*scaling)->first_use);
   free(*scaling);
   *scaling = NULL;
 }
@@ -204,16 +214,23 @@ fp8core_status fp8core_scaling_bind(fp8core_scaling *scaling, int64_t index, fp8
   return FP8CORE_OK;
 }
 
+static fp8core_status check_scale_inverse(const float *scale_inverse) {
+  if ((uintptr_t)scale_inverse % sizeof(float) == 0) return FP8CORE_OK;
+  return fp8core_invalid("scale_inverse is %p, expected an address that is a multiple of %zu",
+                         (const void *)scale_inverse, sizeof(float));
+}
+
+static void note_use(fp8core_scaling *scaling, int64_t index) {
+  if (!scaling->first_use[index]) scaling->first_use[index] = scaling->updates + 1;
+}
+
 // `destination` or `transposed` may be NULL, not both. Nothing changes before every argument has been checked.
 static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const fp8core_cast_options *options,
                                   const fp8core_tensor *source, fp8core_tensor *destination, fp8core_tensor *transposed,
                                   float *scale_inverse) {
   fp8core_context *const context = scaling->context;
   const fp8core_scaling_arrays *const arrays = &scaling->arrays;
-  if ((uintptr_t)scale_inverse % sizeof(float)) {
-    return fp8core_invalid("scale_inverse is %p, expected an address that is a multiple of %zu", (void *)scale_inverse,
-                           sizeof(float));
-  }
+  FP8CORE_TRY(check_scale_inverse(scale_inverse));
   fp8core_tensor bound = {0};
   fp8core_tensor bound_transposed = {0};
   if (destination) {
@@ -242,6 +259,7 @@ static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const
         context->backend->scaling_calibrate(context, arrays, index, delayed, job.rows, job.columns, &job.source));
     }
     FP8CORE_TRY(context->backend->cast(context, &job));
+    note_use(scaling, index);
   }
   // After the cast, whose source may be read with what this overwrites.
   if (scale_inverse) {
@@ -268,9 +286,107 @@ fp8core_status fp8core_scaling_cast_transpose(fp8core_scaling *scaling, int64_t 
   return scaled_cast(scaling, index, options, source, destination, transposed, scale_inverse);
 }
 
+// Whether a product may be stored under the scale that is there. On the CPU the history is there to be looked at. On
+// CUDA the host does not wait for it: a step that ended after the first use is taken to have left one.
+static int has_scale_of_history(const fp8core_scaling *scaling, int64_t index) {
+  if (!scaling->arrays.delayed) return 0;
+  if (scaling->history_seen[index]) return 1;
+  if (scaling->context->device.type == FP8CORE_DEVICE_CPU) return scaling->arrays.history_steps[index] > 0;
+  return scaling->first_use[index] && scaling->updates >= scaling->first_use[index];
+}
+
+static fp8core_status grow_product(fp8core_scaling *scaling, const fp8core_gemm_job *job) {
+  fp8core_context *const context = scaling->context;
+  int64_t bytes;
+  if (__builtin_mul_overflow(job->m, job->n, &bytes) || __builtin_mul_overflow(bytes, job->options.batch, &bytes) ||
+      __builtin_mul_overflow(bytes, (int64_t)sizeof(float), &bytes)) {
+    return out_of_memory(SIZE_MAX);
+  }
+  if ((size_t)bytes <= scaling->product_bytes) return FP8CORE_OK;
+  if (scaling->product) FP8CORE_TRY(context->backend->free(context, scaling->product));
+  scaling->product = NULL;
+  scaling->product_bytes = 0;
+  FP8CORE_TRY(context->backend->alloc(context, (size_t)bytes, &scaling->product));
+  scaling->product_bytes = (size_t)bytes;
+  return FP8CORE_OK;
+}
+
+// The product in FP32, its amax, the scale from that where there is no history, and the cast: as fp8core_gemm() and
+// fp8core_scaling_cast() one after the other. `d` is the bound D, `job` the product into it.
+static fp8core_status measured_product(fp8core_scaling *scaling, int64_t index, const fp8core_tensor *d,
+                                       fp8core_gemm_job *job) {
+  fp8core_context *const context = scaling->context;
+  const fp8core_scaling_arrays *const arrays = &scaling->arrays;
+  const int64_t batch = job->options.batch;
+  const int64_t stride = job->d.row_stride;
+  const int64_t apart = job->options.batch_stride_d;
+  // The matrices of a batch lie one below the other, side by side, or anyhow, and are cast accordingly.
+  const int below = batch == 1 || (apart % job->m == 0 && apart / job->m == stride);
+  const int beside = !below && apart == job->n && batch <= stride / job->n;
+  const int64_t casts = below || beside ? 1 : batch;
+  const int64_t rows = below ? batch * job->m : job->m;
+  const int64_t columns = beside ? batch * job->n : job->n;
+  FP8CORE_TRY(grow_product(scaling, job));
+  fp8core_tensor product = fp8core_tensor_matrix(scaling->product, FP8CORE_FP32, rows, columns, context->device);
+  fp8core_tensor target = *d;
+  target.shape[0] = rows;
+  target.shape[1] = columns;
+  target.row_stride = stride;
+  // As products are stored: FP8 saturates, what is wider shows an overflow.
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.saturate = target.dtype == FP8CORE_E4M3 || target.dtype == FP8CORE_E5M2;
+  fp8core_cast_job cast;
+  int empty;
+  FP8CORE_TRY(fp8core_cast_prepare(context, &options, &product, &target, NULL, &cast, &empty));
+  product.shape[0] = job->m;
+  product.shape[1] = job->n;
+  product.row_stride = columns;
+  job->d = product;
+  job->options.batch_stride_d = beside ? job->n : job->m * job->n;
+  FP8CORE_TRY(context->backend->gemm(context, job));
+  const int64_t elements = batch * job->m * job->n;
+  const fp8core_rows all = {scaling->product, FP8CORE_FP32, elements, NULL, NULL, NULL};
+  FP8CORE_TRY(context->backend->scaling_calibrate(context, arrays, index, arrays->delayed, 1, elements, &all));
+  for (int64_t i = 0; i < casts; i++) {
+    cast.source.data = (float *)scaling->product + i * job->m * job->n;
+    cast.destination.data = (unsigned char *)d->data + i * apart * (int64_t)fp8core_dtype_size(d->dtype);
+    FP8CORE_TRY(context->backend->cast(context, &cast));
+  }
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, const fp8core_gemm_options *options,
+                                    const fp8core_tensor *a, const fp8core_tensor *b, const fp8core_tensor *c,
+                                    fp8core_tensor *d, float *scale_inverse) {
+  FP8CORE_TRY(check_index(scaling, index));
+  if (!d) return fp8core_invalid("d is NULL");
+  FP8CORE_TRY(check_scale_inverse(scale_inverse));
+  FP8CORE_TRY(check_bindable(scaling, index, "d", d));
+  fp8core_context *const context = scaling->context;
+  fp8core_tensor bound = *d;
+  bind(scaling, index, scale_inverse, &bound);
+  fp8core_gemm_job job;
+  int empty;
+  FP8CORE_TRY(fp8core_gemm_prepare(context, options, a, b, c, &bound, &job, &empty));
+  if (empty || has_scale_of_history(scaling, index)) {
+    FP8CORE_TRY(fp8core_gemm(context, options, a, b, c, &bound));
+  } else {
+    FP8CORE_TRY(measured_product(scaling, index, &bound, &job));
+  }
+  if (!empty) note_use(scaling, index);
+  // After the product, whose operands may be read with what this overwrites.
+  if (scale_inverse) {
+    FP8CORE_TRY(context->backend->copy_float(context, scale_inverse, scaling->arrays.scale_inverse + index));
+  }
+  *d = bound;
+  return FP8CORE_OK;
+}
+
 fp8core_status fp8core_scaling_update(fp8core_scaling *scaling) {
   if (!scaling) return fp8core_invalid("scaling is NULL");
-  return scaling->context->backend->scaling_update(scaling->context, &scaling->arrays);
+  FP8CORE_TRY(scaling->context->backend->scaling_update(scaling->context, &scaling->arrays));
+  scaling->updates++;
+  return FP8CORE_OK;
 }
 
 fp8core_status fp8core_scaling_get(fp8core_scaling *scaling, int64_t index, fp8core_scaling_record *record) {
@@ -306,6 +422,7 @@ fp8core_status fp8core_scaling_set_scale(fp8core_scaling *scaling, int64_t index
   const float inverse = 1.0f / scale;
   const size_t history_bytes = history_entries(&scaling->options) * sizeof(float);
   scaling->history_seen[index] = 0;
+  scaling->first_use[index] = 0;
   FP8CORE_TRY(fp8core_copy(context, arrays->scale + index, &scale, sizeof(scale)));
   FP8CORE_TRY(fp8core_copy(context, arrays->scale_inverse + index, &inverse, sizeof(inverse)));
   FP8CORE_TRY(fp8core_zero(context, arrays->amax + index, sizeof(float)));
@@ -564,7 +681,10 @@ fp8core_status fp8core_scaling_load(fp8core_scaling *scaling, const void *buffer
   }
   if (status == FP8CORE_OK) status = fp8core_copy(scaling->context, scaling->memory, image, scaling->memory_bytes);
   if (status == FP8CORE_OK) {
-    for (int64_t i = 0; i < tensors; i++) scaling->history_seen[i] = arrays.history_steps[i] > 0;
+    for (int64_t i = 0; i < tensors; i++) {
+      scaling->history_seen[i] = arrays.history_steps[i] > 0;
+      scaling->first_use[i] = 0;
+    }
   }
   free(image);
   return status;

@@ -69,6 +69,7 @@ void __wrap_free(void *memory) {
 typedef struct fixture {
   fp8core_context *context;
   fp8core_scaling *scaling;
+  fp8core_scaling *just_in_time;
   unsigned char *saved;
   size_t saved_bytes;
   fp8core_tensor a;
@@ -144,6 +145,25 @@ static fp8core_status multiply(fixture *f) {
   return status;
 }
 
+// With a context and a state of its own, neither of which has memory for the product yet.
+static fp8core_status multiply_under_a_scale(fixture *f) {
+  const int was_armed = armed;
+  armed = 0;
+  fp8core_context *context = test_context(2, FP8CORE_ISA_AUTO);
+  fp8core_scaling *scaling;
+  assert_ok(fp8core_scaling_create(&scaling, context, 2, dtypes, NULL));
+  fp8core_tensor d = f->b;
+  d.data = f->d.data;
+  armed = was_armed;
+  const fp8core_status status = fp8core_scaling_gemm(scaling, 0, NULL, &f->a, &f->b, NULL, &d, NULL);
+  armed = 0;
+  if (status != FP8CORE_OK) assert_null(d.scale);
+  fp8core_scaling_destroy(&scaling);
+  fp8core_context_destroy(&context);
+  armed = was_armed;
+  return status;
+}
+
 static void fail_in_turn(fixture *f, scenario run, int least) {
   for (fail_on = 0; fail_on < 2; fail_on++) {
     for (fail_from = 0;; fail_from++) {
@@ -173,16 +193,21 @@ static void every_allocation_fails(void **state) {
   const int host = !test_on_cuda();
   fail_in_turn(f, create_context, host ? 2 : 1);
   fail_in_turn(f, allocate, host ? 1 : 0);
-  fail_in_turn(f, create_scaling, host ? 5 : 4);
+  fail_in_turn(f, create_scaling, host ? 6 : 5);
   fail_in_turn(f, save_scaling, 1);
   fail_in_turn(f, load_scaling, 1);
   fail_in_turn(f, multiply, host ? 1 : 0);
+  fail_in_turn(f, multiply_under_a_scale, host ? 2 : 0);
 }
 
 static void one_step(fixture *f) {
   fp8core_tensor quantised = f->b;
   assert_ok(fp8core_scaling_cast(f->scaling, 0, NULL, &f->d, &quantised, NULL));
   assert_ok(fp8core_gemm(f->context, NULL, &f->a, &quantised, NULL, &f->d));
+  fp8core_tensor product = f->b;
+  product.data = f->d.data;
+  assert_ok(fp8core_scaling_gemm(f->just_in_time, 0, NULL, &f->a, &f->b, NULL, &product, NULL));
+  assert_ok(fp8core_scaling_update(f->just_in_time));
   assert_ok(fp8core_scaling_update(f->scaling));
   assert_ok(fp8core_context_synchronize(f->context));
 }
@@ -209,6 +234,9 @@ static int set_up(void **state) {
   f.context = test_context_default();
   assert_ok(fp8core_scaling_create(&f.scaling, f.context, 2, dtypes, NULL));
   assert_ok(fp8core_scaling_set_scale(f.scaling, 0, 3.0f));
+  fp8core_scaling_options options = fp8core_scaling_options_default();
+  options.policy = FP8CORE_SCALING_JUST_IN_TIME;
+  assert_ok(fp8core_scaling_create(&f.just_in_time, f.context, 2, dtypes, &options));
   f.saved_bytes = fp8core_scaling_saved_bytes(f.scaling);
   f.saved = malloc(f.saved_bytes);
   assert_non_null(f.saved);
@@ -226,6 +254,7 @@ static int tear_down(void **state) {
   test_free(f->context, f->b.data);
   test_free(f->context, f->d.data);
   free(f->saved);
+  fp8core_scaling_destroy(&f->just_in_time);
   fp8core_scaling_destroy(&f->scaling);
   fp8core_context_destroy(&f->context);
   return 0;

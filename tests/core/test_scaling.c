@@ -1206,6 +1206,272 @@ static void wrong_arguments_change_nothing(void **unused) {
   fp8core_context_destroy(&context);
 }
 
+// Products stored under a state's scale.
+
+enum { M = 24, N = 32, K = 16, BATCH = 3 };
+
+typedef struct product_case {
+  fp8core_scaling_policy policy;
+  fp8core_dtype dtype;
+  int batch;
+  // Of D: matrices one below the other, side by side, or with gaps.
+  int64_t row_stride;
+  int64_t batch_stride;
+  int with_epilogue;
+  // Magnitude of the results.
+  float size;
+} product_case;
+
+typedef struct product_memory {
+  fp8core_context *context;
+  fp8core_tensor a;
+  fp8core_tensor b;
+  fp8core_tensor bias;
+  fp8core_tensor wide;
+  uint8_t *codes;
+  float *inverse;
+} product_memory;
+
+enum { CODES = 4 * M * N * BATCH };
+
+static void fill_operands(const product_memory *memory, int step) {
+  test_random random = {(uint64_t)step + 40};
+  uint8_t codes[BATCH * M * K];
+  for (int i = 0; i < BATCH * M * K; i++)
+    codes[i] = (uint8_t)fp8core_encode(FP8CORE_E4M3, (float)test_random_normal(&random), 1);
+  assert_ok(fp8core_copy(memory->context, memory->a.data, codes, sizeof(codes)));
+  for (int i = 0; i < K * N; i++)
+    codes[i] = (uint8_t)fp8core_encode(FP8CORE_E4M3, (float)test_random_normal(&random), 1);
+  assert_ok(fp8core_copy(memory->context, memory->b.data, codes, K * N));
+}
+
+static product_memory new_product_memory(fp8core_context *context) {
+  product_memory memory;
+  memory.context = context;
+  memory.a = test_matrix(test_alloc(context, BATCH * M * K), FP8CORE_E4M3, M, K);
+  memory.b = test_matrix(test_alloc(context, K * N), FP8CORE_E4M3, K, N);
+  memory.bias = test_matrix(test_alloc(context, N * sizeof(float)), FP8CORE_FP32, 1, N);
+  memory.bias.dimensions = 1;
+  memory.bias.shape[0] = N;
+  memory.wide = test_matrix(test_alloc(context, BATCH * M * N * sizeof(float)), FP8CORE_FP32, M, N);
+  memory.codes = test_alloc(context, CODES);
+  memory.inverse = test_alloc(context, sizeof(float));
+  return memory;
+}
+
+static void free_product_memory(product_memory *memory) {
+  test_free(memory->context, memory->a.data);
+  test_free(memory->context, memory->b.data);
+  test_free(memory->context, memory->bias.data);
+  test_free(memory->context, memory->wide.data);
+  test_free(memory->context, memory->codes);
+  test_free(memory->context, memory->inverse);
+}
+
+static fp8core_gemm_options product_options(const product_memory *memory, const product_case *tried) {
+  fp8core_gemm_options options = fp8core_gemm_options_default();
+  // Sums of K products of normal numbers are about 4.
+  options.alpha = tried->size / 4;
+  options.batch = tried->batch;
+  options.batch_stride_a = M * K;
+  if (tried->with_epilogue) {
+    options.bias = &memory->bias;
+    options.epilogue = FP8CORE_EPILOGUE_GELU;
+  }
+  return options;
+}
+
+// A step of the product, beside the same in two calls under a state of its own: FP32, then a cast.
+static void compare_product(const product_memory *memory, const product_case *tried, fp8core_scaling *scaling,
+                            fp8core_scaling *twin, int64_t *nonzero) {
+  fp8core_context *context = memory->context;
+  fp8core_gemm_options options = product_options(memory, tried);
+  options.batch_stride_d = tried->batch_stride;
+  uint8_t codes[CODES];
+  memset(codes, 0x5a, sizeof(codes));
+  assert_ok(fp8core_copy(context, memory->codes, codes, sizeof(codes)));
+  fp8core_tensor d = test_matrix(memory->codes, tried->dtype, M, N);
+  d.row_stride = tried->row_stride;
+  assert_ok(fp8core_scaling_gemm(scaling, 0, &options, &memory->a, &memory->b, NULL, &d, memory->inverse));
+  assert_ptr_equal(d.scale_inverse, memory->inverse);
+  assert_non_null(d.scale);
+  assert_non_null(d.amax);
+  test_download(context, codes, memory->codes, sizeof(codes));
+  const float inverse = read_float(context, memory->inverse);
+
+  options.batch_stride_d = M * N;
+  assert_ok(fp8core_gemm(context, &options, &memory->a, &memory->b, NULL, &memory->wide));
+  float wide[BATCH * M * N];
+  uint8_t expected[BATCH * M * N];
+  const size_t count = (size_t)tried->batch * M * N;
+  test_download(context, wide, memory->wide.data, count * sizeof(float));
+  const fp8core_tensor source = test_matrix(memory->wide.data, FP8CORE_FP32, tried->batch * M, N);
+  fp8core_tensor cast = test_matrix(memory->codes, tried->dtype, tried->batch * M, N);
+  assert_ok(fp8core_scaling_cast(twin, 0, NULL, &source, &cast, NULL));
+  test_download(context, expected, memory->codes, count);
+
+  int written[CODES] = {0};
+  float amax = 0.0f;
+  for (size_t i = 0; i < count; i++) amax = fmaxf(amax, fabsf(wide[i]));
+  for (size_t i = 0; i < count; i++) {
+    const int64_t matrix = (int64_t)i / (M * N), row = (int64_t)i / N % M, column = (int64_t)i % N;
+    const int64_t place = matrix * tried->batch_stride + row * tried->row_stride + column;
+    written[place] = 1;
+    *nonzero += (codes[place] & 0x7f) != 0;
+    // A GPU may sum in another order for another type of D.
+    if (!test_on_cuda()) assert_int_equal(codes[place], expected[i]);
+    const float value = fp8core_decode(tried->dtype, codes[place]) * inverse;
+    assert_true(fabsf(value - wide[i]) <= 0.15f * fabsf(wide[i]) + 0.01f * amax);
+  }
+  for (int i = 0; i < CODES; i++)
+    if (!written[i]) assert_int_equal(codes[i], 0x5a);
+  const fp8core_scaling_record record = record_of(scaling, 0);
+  const fp8core_scaling_record other = record_of(twin, 0);
+  if (!test_on_cuda()) {
+    assert_same_float(record.scale, other.scale);
+    assert_same_float(record.amax, other.amax);
+    assert_true(record.amax >= amax);
+  }
+  assert_same_float(record.scale_inverse, inverse);
+}
+
+static void product_steps(const product_memory *memory, const product_case *tried) {
+  const fp8core_scaling_options options = options_with(tried->policy, 8);
+  fp8core_scaling *scaling = new_state(memory->context, tried->dtype, &options);
+  fp8core_scaling *twin = new_state(memory->context, tried->dtype, &options);
+  float bias[N];
+  for (int i = 0; i < N; i++) bias[i] = tried->size * (float)(i % 5 - 2);
+  assert_ok(fp8core_copy(memory->context, memory->bias.data, bias, sizeof(bias)));
+  for (int step = 0; step < 4; step++) {
+    // The second step has two micro-batches.
+    for (int part = 0; part < (step == 1 ? 2 : 1); part++) {
+      int64_t nonzero = 0;
+      fill_operands(memory, 2 * step + part);
+      compare_product(memory, tried, scaling, twin, &nonzero);
+      assert_true(nonzero > tried->batch * M * N * 9 / 10);
+    }
+    assert_ok(fp8core_scaling_update(scaling));
+    assert_ok(fp8core_scaling_update(twin));
+    if (!test_on_cuda()) assert_same_float(record_of(scaling, 0).scale, record_of(twin, 0).scale);
+    assert_int_equal(record_of(scaling, 0).history_steps, tried->policy == FP8CORE_SCALING_DELAYED ? step + 1 : 0);
+  }
+  fp8core_scaling_destroy(&scaling);
+  fp8core_scaling_destroy(&twin);
+}
+
+// Small results are not lost before the first update, nor under just-in-time scaling, which fp8core_gemm() into a bound
+// tensor would do.
+static void products_under_the_states_scale(void **unused) {
+  (void)unused;
+  fp8core_context *context = test_context_default();
+  product_memory memory = new_product_memory(context);
+  const float sizes[] = {1e-3f, 1e-30f, 1e5f};
+  const int64_t layouts[][3] = {
+    {1, N, 0}, {1, N + 16, 0}, {BATCH, N, M * N}, {BATCH, BATCH * N, N}, {BATCH, N + 16, M * (N + 16) + 32}};
+  for (size_t p = 0; p < 2; p++)
+    for (size_t d = 0; d < 2; d++)
+      for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
+        for (size_t l = 0; l < sizeof(layouts) / sizeof(layouts[0]); l++)
+          for (int with_epilogue = 0; with_epilogue < 2; with_epilogue++) {
+            const product_case tried = {policies[p],   all_dtypes[d], (int)layouts[l][0], layouts[l][1], layouts[l][2],
+                                        with_epilogue, sizes[s]};
+            // GELU of large negative values is 0.
+            if (with_epilogue && sizes[s] > 1.0f) continue;
+            product_steps(&memory, &tried);
+          }
+  // What this is for: the plain product into a bound tensor.
+  const product_case plain = {FP8CORE_SCALING_JUST_IN_TIME, FP8CORE_E4M3, 1, N, 0, 0, 1e-5f};
+  const fp8core_scaling_options options = options_with(plain.policy, 1);
+  const fp8core_gemm_options gemm_options = product_options(&memory, &plain);
+  fp8core_scaling *scaling = new_state(context, FP8CORE_E4M3, &options);
+  fp8core_tensor d = test_matrix(memory.codes, FP8CORE_E4M3, M, N);
+  uint8_t codes[M * N];
+  assert_ok(fp8core_scaling_bind(scaling, 0, &d));
+  assert_ok(fp8core_gemm(context, &gemm_options, &memory.a, &memory.b, NULL, &d));
+  test_download(context, codes, memory.codes, sizeof(codes));
+  for (int i = 0; i < M * N; i++) assert_int_equal(codes[i] & 0x7f, 0);
+  fp8core_scaling_destroy(&scaling);
+  free_product_memory(&memory);
+  fp8core_context_destroy(&context);
+}
+
+// D's own memory as C, read with the scale of before; no elements; a scale set by hand; a step that leaves no history.
+static void products_at_the_edges(void **unused) {
+  (void)unused;
+  fp8core_context *context = test_context_default();
+  product_memory memory = new_product_memory(context);
+  const product_case tried = {FP8CORE_SCALING_JUST_IN_TIME, FP8CORE_E4M3, 1, N, 0, 0, 1e-3f};
+  fp8core_gemm_options options = product_options(&memory, &tried);
+  fill_operands(&memory, 0);
+  for (size_t p = 0; p < 2; p++) {
+    const fp8core_scaling_options scaling_options = options_with(policies[p], 4);
+    fp8core_scaling *scaling = new_state(context, FP8CORE_E4M3, &scaling_options);
+    fp8core_tensor d = test_matrix(memory.codes, FP8CORE_E4M3, M, N);
+    uint8_t codes[2][M * N];
+    float inverse[2];
+    options.beta = 0.0f;
+    assert_ok(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, &d, NULL));
+    inverse[0] = read_float(context, d.scale_inverse);
+    test_download(context, codes[0], memory.codes, sizeof(codes[0]));
+    // D = 3 D + product: about 4 times as much.
+    options.beta = 3.0f;
+    const fp8core_tensor c = d;
+    assert_ok(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, &c, &d, NULL));
+    inverse[1] = read_float(context, d.scale_inverse);
+    test_download(context, codes[1], memory.codes, sizeof(codes[1]));
+    assert_true(inverse[1] > 3.5f * inverse[0] && inverse[1] < 4.5f * inverse[0]);
+    for (int i = 0; i < M * N; i++) {
+      const float before = fp8core_decode(FP8CORE_E4M3, codes[0][i]) * inverse[0];
+      const float after = fp8core_decode(FP8CORE_E4M3, codes[1][i]) * inverse[1];
+      assert_true(fabsf(after - 4.0f * before) <= 0.13f * fabsf(4.0f * before) + 4e-5f);
+    }
+    options.beta = 0.0f;
+    // A scale set by hand has no history, and does not stay.
+    assert_ok(fp8core_scaling_update(scaling));
+    assert_ok(fp8core_scaling_set_scale(scaling, 0, 1.0f));
+    assert_ok(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, &d, NULL));
+    assert_true(record_of(scaling, 0).scale > 1000.0f);
+    // A first step of zeros leaves no history: the next one is measured. CUDA's host has not seen that.
+    fp8core_scaling *other = new_state(context, FP8CORE_E4M3, &scaling_options);
+    options.alpha = 0.0f;
+    assert_ok(fp8core_scaling_gemm(other, 0, &options, &memory.a, &memory.b, NULL, &d, NULL));
+    assert_same_float(record_of(other, 0).scale, 1.0f);
+    assert_ok(fp8core_scaling_update(other));
+    options.alpha = 1e-3f / 4;
+    assert_ok(fp8core_scaling_gemm(other, 0, &options, &memory.a, &memory.b, NULL, &d, NULL));
+    if (!test_on_cuda() || policies[p] == FP8CORE_SCALING_JUST_IN_TIME)
+      assert_true(record_of(other, 0).scale > 1000.0f);
+    // Nothing to multiply: nothing moves.
+    const float scale = record_of(scaling, 0).scale;
+    const fp8core_tensor no_rows = test_matrix(NULL, FP8CORE_E4M3, 0, K);
+    fp8core_tensor empty = test_matrix(NULL, FP8CORE_E4M3, 0, N);
+    assert_ok(fp8core_scaling_gemm(scaling, 0, &options, &no_rows, &memory.b, NULL, &empty, memory.inverse));
+    assert_same_float(read_float(context, memory.inverse), 1.0f / scale);
+    assert_same_float(record_of(scaling, 0).scale, scale);
+    // Wrong arguments change nothing.
+    const saved before = save_state(scaling);
+    fp8core_tensor wrong = test_matrix(memory.codes, FP8CORE_E5M2, M, N);
+    const fp8core_status invalid = FP8CORE_ERROR_INVALID_ARGUMENT;
+    assert_fails(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, &wrong, NULL), invalid, "e5m2");
+    wrong.dtype = FP8CORE_E4M3;
+    wrong.shape[1] = N - 1;
+    assert_fails(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, &wrong, NULL), invalid, "D is");
+    assert_fails(fp8core_scaling_gemm(scaling, 1, &options, &memory.a, &memory.b, NULL, &d, NULL), invalid, "index");
+    assert_fails(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, NULL, NULL), invalid, "d is");
+    assert_fails(fp8core_scaling_gemm(NULL, 0, &options, &memory.a, &memory.b, NULL, &d, NULL), invalid, "scaling is");
+    assert_fails(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, &d,
+                                      (float *)(void *)((char *)memory.inverse + 1)),
+                 invalid, "scale_inverse");
+    assert_null(wrong.scale);
+    assert_unchanged(scaling, &before);
+    free(before.bytes);
+    fp8core_scaling_destroy(&other);
+    fp8core_scaling_destroy(&scaling);
+  }
+  free_product_memory(&memory);
+  fp8core_context_destroy(&context);
+}
+
 // A model's worth of tensors in one call, with the same result on any number of threads.
 static void many_tensors(void **unused) {
   (void)unused;
@@ -1364,6 +1630,8 @@ int main(void) {
     cmocka_unit_test(wrong_options),
     cmocka_unit_test(wrong_arguments_of_create),
     cmocka_unit_test(wrong_arguments_change_nothing),
+    cmocka_unit_test(products_under_the_states_scale),
+    cmocka_unit_test(products_at_the_edges),
     cmocka_unit_test(many_tensors),
     cmocka_unit_test(distinct_threads),
   };

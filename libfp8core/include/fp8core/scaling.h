@@ -26,6 +26,7 @@
 #include "cast.h"
 #include "context.h"
 #include "dtype.h"
+#include "gemm.h"
 #include "status.h"
 #include "tensor.h"
 
@@ -114,9 +115,10 @@ FP8CORE_API int64_t fp8core_scaling_tensors(const fp8core_scaling *scaling);
 
 /**
  * Sets the pointers scale, scale_inverse and amax of \p tensor to the state's of tensor \p index. They stay valid, and
- * follow every update and load, until the state is destroyed. For tensors that another call writes (the D of
- * fp8core_gemm(), fp8core_cast()): that call measures no amax first, so the scale stays as it is, 1 at the start. With
- * delayed scaling the next update sets it; with just-in-time scaling only fp8core_scaling_set_scale() does.
+ * follow every update and load, until the state is destroyed. Binding measures nothing, nor do fp8core_gemm() and
+ * fp8core_cast() when they write a bound tensor: the scale stays as it is, 1 at the start, under which an FP8 tensor of
+ * small values is all zeros. With delayed scaling the next update sets it; with just-in-time scaling only
+ * fp8core_scaling_set_scale(), and the casts and products of this header, which are the calls to store FP8 by.
  * Thread-safe: nothing of the state is changed, nothing but the pointers is written.
  *
  * \param tensor any shape; its data is not looked at and may be NULL.
@@ -165,6 +167,34 @@ FP8CORE_API fp8core_status fp8core_scaling_cast_transpose(fp8core_scaling *scali
                                                           const fp8core_cast_options *options,
                                                           const fp8core_tensor *source, fp8core_tensor *destination,
                                                           fp8core_tensor *transposed, float *scale_inverse);
+
+/**
+ * The product of fp8core_gemm(), stored in \p d under the state's scale of tensor \p index, to which \p d is bound.
+ * Just-in-time, and delayed while the tensor has no history: the product is formed in FP32 in memory that the state
+ * keeps (4 bytes an element of D; it grows with the first calls), measured, and cast: what fp8core_gemm() into FP32 and
+ * fp8core_scaling_cast() give. Delayed with a history: D is written at once with the scale of earlier steps, on the CPU
+ * with the same bits. Both raise the state's amax. A just-in-time amax that is 0 or not finite leaves the scale; one
+ * that is not finite is counted by the next update.
+ *
+ * Non-blocking on CUDA once the memory has grown. So the host does not learn of a history there, but takes it for
+ * granted after the first update that follows a use of the index: where that step's amax was 0 or not finite, the next
+ * step still has the scale of before.
+ *
+ * Writes D's data, its three scale pointers, the state's amax, and what the epilogue writes; just in time also the
+ * state's scale and reciprocal. No elements: the state stays as it is.
+ *
+ * \param options, a, b, c as in fp8core_gemm(). C may be bound to the same index, also where it is D's memory: it is
+ *        read before the scale changes.
+ * \param d as in fp8core_gemm(), of the state's dtype; the pointers that it comes with are not used.
+ * \param scale_inverse as in fp8core_scaling_cast().
+ * \return what fp8core_gemm() and fp8core_scaling_bind() return; FP8CORE_ERROR_INVALID_ARGUMENT also when
+ *         \p scale_inverse is not aligned; FP8CORE_ERROR_OUT_OF_MEMORY also when the FP32 product has no room. Where an
+ *         argument is refused, neither D nor the state has changed.
+ */
+FP8CORE_API fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index,
+                                                const fp8core_gemm_options *options, const fp8core_tensor *a,
+                                                const fp8core_tensor *b, const fp8core_tensor *c, fp8core_tensor *d,
+                                                float *scale_inverse);
 
 /**
  * Ends a step: takes every tensor's amax into its history, sets the scales from it, and resets the amaxes to 0, in one
