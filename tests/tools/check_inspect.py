@@ -588,6 +588,16 @@ class Files(TensorFiles):
         self.assertEqual(files[1]["tensors"][0]["elements"], 1)
         code, out, _ = run("inspect", good, good)
         self.assertEqual((code, out.count("good.npy: npy, 1 tensor")), (0, 2))
+        # In one stream the message stands where the file would, and files that fail leave no blank lines.
+        done = subprocess.run([FP8LM, "inspect", good, bad, bad, good], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        lines = done.stdout.decode().split("\n")
+        heads = [i for i, line in enumerate(lines) if line.endswith("npy: npy, 1 tensor")]
+        errors = [i for i, line in enumerate(lines) if "fp8lm inspect: " in line]
+        self.assertEqual((done.returncode, len(heads), len(errors)), (1, 2, 2))
+        self.assertTrue(heads[0] < errors[0] < errors[1] < heads[1], lines)
+        self.assertNotIn("\n\n\n", done.stdout.decode())
+        self.assertNotIn("\n\n\n", run("inspect", bad, good, bad, bad, good)[1])
+        self.assertFalse(run("inspect", bad, good)[1].startswith("\n"))
 
     def test_patterns(self):
         content = safetensors(
@@ -606,6 +616,10 @@ class Files(TensorFiles):
         code, _, err = run("inspect", "--tensor", "b", "--tensor", "zz*", path)
         self.assertEqual(code, 1)
         self.assertIn("no tensor's name matches --tensor 'zz*'", err)
+        self.assertIn("x.safetensors: safetensors, 3 tensors\n", run("inspect", path)[1])
+        self.assertIn("x.safetensors: safetensors, 2 of 3 tensors\n", run("inspect", "--tensor", "l*", path)[1])
+        self.assertEqual(run("inspect", "--tensor", "nope", path)[1].count("\n"), 1)
+        self.assertIn("x.safetensors: safetensors, 0 of 3 tensors\n", run("inspect", "--tensor", "nope", path)[1])
 
     def test_escaped_output(self):
         path = self.path("x.safetensors", safetensors('{"a\\u001b[31m":%s}' % entry(), F4))
@@ -770,8 +784,8 @@ class Usage(unittest.TestCase):
         self.wrong("no command given; commands are bench, inspect, help")
         self.wrong("unknown command 'inspct'; commands are bench, inspect, help", "inspct")
         self.wrong("unknown option '--foo'; commands are bench, inspect, help", "--foo")
-        self.wrong("fp8lm bench: no command given; commands are core", "bench")
-        self.wrong("fp8lm bench: unknown command 'x'; commands are core", "bench", "x")
+        self.wrong("fp8lm bench: no benchmark given; benchmarks are core", "bench")
+        self.wrong("fp8lm bench: unknown benchmark 'x'; benchmarks are core", "bench", "x")
         self.wrong("unknown command 'x'; commands are bench, inspect, help", "help", "x")
 
     def test_help(self):
@@ -864,6 +878,19 @@ class Bench(unittest.TestCase):
         self.assertIn("gemm/scalar/e4m3-bf16/1024x3072x768", names)
         code, out, _ = run("bench", "core", "--device", "cpu", "--list", "--filter", "cast/*/fp32-e5m2")
         self.assertTrue(all(name.endswith("/fp32-e5m2") for name in out.split()) and "cast/scalar/fp32-e5m2" in out)
+        # A whole name is one case, though other names begin with it; what matches no name as a whole is looked for in them.
+        for pattern, expected in [
+            ("cast/scalar/fp32-e4m3", ["cast/scalar/fp32-e4m3"]),
+            ("gemm/scalar/*/1024x3072x768", [name for name in names if name.endswith("/1024x3072x768")]),
+            ("fp32-e4m3", [name for name in names if "fp32-e4m3" in name]),
+            ("cast/scalar/", [name for name in names if name.startswith("cast/")]),
+            ("e4m3-[sf]", [name for name in names if "e4m3-s" in name or "e4m3-f" in name]),
+        ]:
+            with self.subTest(pattern=pattern):
+                code, out, _ = run(
+                    "bench", "core", "--device", "cpu", "--isa", "scalar", "--list", "--filter", pattern
+                )
+                self.assertEqual((code, out.split()), (0, expected))
 
     def test_small_run(self):
         arguments = [

@@ -19,5 +19,5 @@ int fp8lm_bench(int argc, char **argv) {
     printf("\n'fp8lm bench BENCHMARK --help' describes a benchmark and its options.\n");
     return FP8LM_EXIT_SUCCESS;
   }
-  return fp8lm_dispatch("fp8lm bench", commands, argc, argv);
+  return fp8lm_dispatch("fp8lm bench", "benchmark", commands, argc, argv);
 }

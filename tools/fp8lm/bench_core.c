@@ -40,9 +40,13 @@ static const char help_text[] =
   "  --device DEVICE   cpu, cuda, cuda:N or all (default: all that are there)\n"
   "  --isa TIER        only this tier: scalar, avx2, avx512 or avx512-bf16\n"
   "  --threads N       CPU threads, 1 to 1024 (default: as many as OpenMP would use)\n"
-  "  --elements N      elements of a cast, a multiple of 4096 (default 33554432)\n"
+  "  --elements N      elements of a cast, a multiple of 4096 (default 33554432). Where source and destination fit "
+  "the\n"
+  "                    caches, so does the copy beside it: shares of small and of large casts are not comparable\n"
   "  --seconds S       time a case, its limit included, 0.001 to 3600 (default 0.5); a single run may take longer\n"
-  "  --filter PATTERN  only cases whose name contains the shell pattern, such as cast/avx512 or 'gemm/*/e4m3*'\n"
+  "  --filter PATTERN  only the cases that the shell pattern matches as a whole: a name of --list, "
+  "'cast/*/fp32-e4m3';\n"
+  "                    where there is none, those whose name contains it: cast/avx512/, e5m2\n"
   "  --list            print the names of the cases and stop\n"
   "  --json            print one JSON object instead of tables\n"
   "  --help            print this text\n"
@@ -103,7 +107,8 @@ typedef struct bench_settings {
   int threads;
   int64_t elements;
   double seconds;
-  // With stars around, for fnmatch().
+  // As given, and with stars around, for fnmatch().
+  const char *pattern;
   char *filter;
   int list;
   int json;
@@ -200,7 +205,7 @@ static void add_case(bench_run *bench, bench_device *device, fp8core_context *co
     added->work = 2.0 * (double)shape->m * (double)shape->n * (double)shape->k;
     if (device->device.type == FP8CORE_DEVICE_CPU) added->peak = peak_of(fp8core_context_isa(context), gemm->operands);
   }
-  if (!bench->settings->filter || fnmatch(bench->settings->filter, added->name, 0) == 0) bench->case_count++;
+  bench->case_count++;
 }
 
 static fp8core_status create_context(const bench_settings *settings, bench_device *device, fp8core_isa isa) {
@@ -261,6 +266,20 @@ static void list_cases(bench_run *bench) {
       }
     }
   }
+}
+
+// Only the cases whose whole name the filter matches; where there is none, those that contain it.
+static void filter_cases(bench_run *bench) {
+  const bench_settings *settings = bench->settings;
+  const char *pattern = settings->filter;
+  size_t kept = 0;
+  for (size_t i = 0; i < bench->case_count; i++) {
+    if (fnmatch(settings->pattern, bench->cases[i].name, 0) == 0) pattern = settings->pattern;
+  }
+  for (size_t i = 0; i < bench->case_count; i++) {
+    if (fnmatch(pattern, bench->cases[i].name, 0) == 0) bench->cases[kept++] = bench->cases[i];
+  }
+  bench->case_count = kept;
 }
 
 // The best context of the device does the preparations.
@@ -615,11 +634,11 @@ static int run_bench(const bench_settings *settings) {
     fp8lm_complain(0, PREFIX, "%s", fp8core_last_error());
   } else {
     list_cases(&bench);
+    if (settings->filter) filter_cases(&bench);
     fp8core_status status = FP8CORE_OK;
     if (bench.case_count == 0) {
-      result =
-        fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX, "no case's name contains --filter '%.*s'; --list prints the names",
-                       (int)strlen(settings->filter) - 2, settings->filter + 1);
+      result = fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
+                              "no case's name contains --filter '%s'; --list prints the names", settings->pattern);
     } else if (settings->list) {
       for (size_t i = 0; i < bench.case_count; i++) puts(bench.cases[i].name);
       result = FP8LM_EXIT_SUCCESS;
@@ -675,6 +694,7 @@ static int parse_filter(bench_settings *settings, const char *text) {
   free(settings->filter);
   settings->filter = malloc(size);
   if (!settings->filter) return fp8lm_complain(-1, PREFIX, "cannot allocate the filter");
+  settings->pattern = text;
   snprintf(settings->filter, size, "*%s*", text);
   return 0;
 }

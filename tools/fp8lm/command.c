@@ -18,14 +18,14 @@ static void list_names(FILE *stream, const fp8lm_command *commands) {
   }
 }
 
-int fp8lm_dispatch(const char *prefix, const fp8lm_command *commands, int argc, char **argv) {
+int fp8lm_dispatch(const char *prefix, const char *kind, const fp8lm_command *commands, int argc, char **argv) {
   if (argc < 2) {
-    fprintf(stderr, "%s: no command given; commands are ", prefix);
+    fprintf(stderr, "%s: no %s given; %ss are ", prefix, kind, kind);
   } else {
     for (const fp8lm_command *command = commands; command->name; command++) {
       if (strcmp(command->name, argv[1]) == 0) return command->run(argc - 1, argv + 1);
     }
-    fprintf(stderr, "%s: unknown %s '%s'; commands are ", prefix, argv[1][0] == '-' ? "option" : "command", argv[1]);
+    fprintf(stderr, "%s: unknown %s '%s'; %ss are ", prefix, argv[1][0] == '-' ? "option" : kind, argv[1], kind);
   }
   list_names(stderr, commands);
   fprintf(stderr, "; see '%s --help'\n", prefix);
@@ -34,6 +34,8 @@ int fp8lm_dispatch(const char *prefix, const fp8lm_command *commands, int argc, 
 
 int fp8lm_complain(int exit_code, const char *prefix, const char *format, ...) {
   va_list arguments;
+  // So that both have their order in one file. Whoever ends the program looks at the stream's error.
+  (void)fflush(stdout);
   va_start(arguments, format);
   fprintf(stderr, "%s: ", prefix);
   vfprintf(stderr, format, arguments);

@@ -31,13 +31,14 @@ typedef struct fp8lm_command {
 /**
  * Runs the entry of \p commands named argv[1]. Prints what exists, and returns FP8LM_EXIT_USAGE, when there is none.
  * \param prefix what was typed so far ("fp8lm bench"), for messages.
+ * \param kind what the help calls an entry: "command", "benchmark".
  */
-int fp8lm_dispatch(const char *prefix, const fp8lm_command *commands, int argc, char **argv);
+int fp8lm_dispatch(const char *prefix, const char *kind, const fp8lm_command *commands, int argc, char **argv);
 
 /** Prints the names and summaries of \p commands, indented. */
 void fp8lm_print_commands(FILE *stream, const fp8lm_command *commands);
 
-/** Prints "PREFIX: MESSAGE" and a newline on stderr, and returns \p exit_code. */
+/** Prints "PREFIX: MESSAGE" and a newline on stderr, after what is due on stdout, and returns \p exit_code. */
 int fp8lm_complain(int exit_code, const char *prefix, const char *format, ...) FP8CORE_PRINTF(3, 4);
 
 /**

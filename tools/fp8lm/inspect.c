@@ -36,9 +36,8 @@ static const char help_text[] =
   "\n"
   "Options:\n"
   "  --format FORMAT   raw, npy or safetensors; by default by the extension, else by the content\n"
-  "  --dtype DTYPE     e4m3, e5m2, bf16, fp16, fp32 or fp64 (little-endian): what a raw file holds, or a NumPy file "
-  "whose\n"
-  "                    type is void, integer or f1, as ml_dtypes writes them\n"
+  "  --dtype DTYPE     e4m3, e5m2, bf16, fp16, fp32 or fp64: what a raw file holds (little-endian), or a NumPy file\n"
+  "                    whose type of 1 or 2 bytes does not say (void, integers, f1, as ml_dtypes writes them)\n"
   "  --shape N,N,...   shape of a raw file; without it one dimension as long as the file\n"
   "  --tensor PATTERN  only tensors whose name matches the shell pattern; may be given several times\n"
   "  --margin N        powers of two of head-room under the maximum, -64 to 64 (default 0)\n"
@@ -355,16 +354,24 @@ static int is_wanted(const inspect_settings *settings, const char *name) {
   return wanted;
 }
 
-static void print_file_head(const inspect_settings *settings, const char *path, const fp8lm_tensor_file *file) {
+// *heads counts those printed: a blank line stands between files, and not for one that cannot be read.
+static void print_file_head(const inspect_settings *settings, const char *path, const fp8lm_tensor_file *file,
+                            int *heads) {
   if (settings->json) {
     printf("\"format\": \"%s\", \"tensors\": [", file_formats[file->format]);
-  } else {
-    printf("%s: %s, %zu tensor%s\n", path, file_formats[file->format], file->tensor_count,
-           file->tensor_count == 1 ? "" : "s");
+    return;
   }
+  if ((*heads)++) fputc('\n', stdout);
+  printf("%s: %s, ", path, file_formats[file->format]);
+  if (settings->pattern_count) {
+    size_t wanted = 0;
+    for (size_t i = 0; i < file->tensor_count; i++) wanted += (size_t)is_wanted(settings, file->tensors[i].name);
+    printf("%zu of ", wanted);
+  }
+  printf("%zu tensor%s\n", file->tensor_count, file->tensor_count == 1 ? "" : "s");
 }
 
-static int inspect_file(const inspect_settings *settings, const block_buffers *buffers, const char *path) {
+static int inspect_file(const inspect_settings *settings, const block_buffers *buffers, const char *path, int *heads) {
   fp8lm_input input;
   fp8lm_tensor_file file = {.tensors = NULL};
   fp8core_status status = fp8lm_input_open(&input, path);
@@ -377,7 +384,7 @@ static int inspect_file(const inspect_settings *settings, const block_buffers *b
     status = describe_file(settings, path, &input, &file);
     const int described = status == FP8CORE_OK;
     int printed = 0;
-    if (described) print_file_head(settings, path, &file);
+    if (described) print_file_head(settings, path, &file, heads);
     for (size_t i = 0; i < file.tensor_count && status == FP8CORE_OK; i++) {
       const fp8lm_tensor *tensor = &file.tensors[i];
       if (!is_wanted(settings, tensor->name)) continue;
@@ -522,13 +529,14 @@ static int inspect_files(const inspect_settings *settings, int file_count, char 
   buffers.returned = malloc(BLOCK_ELEMENTS * sizeof(float));
   buffers.codes = malloc(BLOCK_ELEMENTS * sizeof(uint16_t));
   int result = FP8LM_EXIT_SUCCESS;
+  int heads = 0;
   if (!buffers.bytes || !buffers.values || !buffers.returned || !buffers.codes) {
     result = fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "cannot allocate the buffers of a block");
   } else {
     if (settings->json) printf("{\"margin\": %d, \"files\": [", settings->margin);
     for (int i = 0; i < file_count; i++) {
-      if (i) fputs(settings->json ? "," : "\n", stdout);
-      if (inspect_file(settings, &buffers, paths[i]) != FP8LM_EXIT_SUCCESS) result = FP8LM_EXIT_FAILURE;
+      if (i && settings->json) fputc(',', stdout);
+      if (inspect_file(settings, &buffers, paths[i], &heads) != FP8LM_EXIT_SUCCESS) result = FP8LM_EXIT_FAILURE;
     }
     if (settings->json) fputs("\n]}\n", stdout);
     for (size_t i = 0; i < settings->pattern_count; i++) {

@@ -43,7 +43,7 @@ static int help(int argc, char **argv) {
     print_help();
     return FP8LM_EXIT_SUCCESS;
   }
-  return fp8lm_dispatch("fp8lm", commands, count, arguments);
+  return fp8lm_dispatch("fp8lm", "command", commands, count, arguments);
 }
 
 int main(int argc, char **argv) {
@@ -55,7 +55,7 @@ int main(int argc, char **argv) {
     printf("fp8lm %s (libfp8core %s)\n", FP8LM_VERSION, fp8core_version());
     result = FP8LM_EXIT_SUCCESS;
   } else {
-    result = fp8lm_dispatch("fp8lm", commands, argc, argv);
+    result = fp8lm_dispatch("fp8lm", "command", commands, argc, argv);
   }
   if (fflush(stdout) != 0 || ferror(stdout))
     return fp8lm_complain(FP8LM_EXIT_FAILURE, "fp8lm", "cannot write to standard output");
