@@ -819,10 +819,26 @@ static int print_instructions(void) {
 }
 #endif
 
+static int usage(FILE *stream, int result) {
+  fprintf(
+    stream,
+    "usage: check_cast                 compare every tier with the scalar rule\n"
+    "       check_cast --bench [MIB]   time casts of so many MiB of FP32 (1 to 65536, default 768) beside a copy\n"
+    "       check_cast --instructions  count instructions a value (Linux on x86-64)\n");
+  return result;
+}
+
 int main(int argc, char **argv) {
   best = fp8core_isa_best();
-  if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench(argc > 2 ? strtoul(argv[2], NULL, 10) : 768);
-  if (argc > 1 && strcmp(argv[1], "--instructions") == 0) {
+  const char *const mode = argc > 1 ? argv[1] : "";
+  if (argc == 2 && strcmp(mode, "--help") == 0) return usage(stdout, 0);
+  if (argc <= 3 && strcmp(mode, "--bench") == 0) {
+    char *end = NULL;
+    const unsigned long mebibytes = argc > 2 ? strtoul(argv[2], &end, 10) : 768;
+    return (end && *end) || mebibytes < 1 || mebibytes > 65536 ? usage(stderr, 2) : bench(mebibytes);
+  }
+  if (argc > 2 || (argc == 2 && strcmp(mode, "--instructions") != 0)) return usage(stderr, 2);
+  if (argc == 2) {
 #if CAN_COUNT_INSTRUCTIONS
     return print_instructions();
 #else

@@ -800,8 +800,16 @@ static void bench_tier(fp8core_isa isa) {
     }
 }
 
+static int usage(FILE *stream, int result) {
+  fprintf(stream, "usage: check_gemm          compare every tier with the reference\n"
+                  "       check_gemm --bench  time products of every tier, on one thread and on two\n");
+  return result;
+}
+
 int main(int argc, char **argv) {
-  const int with_bench = argc > 1 && strcmp(argv[1], "--bench") == 0;
+  const int with_bench = argc == 2 && strcmp(argv[1], "--bench") == 0;
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) return usage(stdout, 0);
+  if (argc > 1 && !with_bench) return usage(stderr, 2);
   const fp8core_isa best = fp8core_isa_best();
   for (fp8core_isa isa = FP8CORE_ISA_SCALAR; isa <= best; isa++) {
     if (with_bench) {

@@ -237,11 +237,26 @@ static int check_large(void) {
   return result;
 }
 
+static int usage(FILE *stream, int result) {
+  fprintf(stream,
+          "usage: exhaustive_cast        every FP32 value on every tier (tens of minutes)\n"
+          "       exhaustive_cast CHUNKS  only the last so many of %u chunks of 65536 values\n"
+          "       exhaustive_cast large   tensors beyond 2^32 bytes\n",
+          CHUNKS);
+  return result;
+}
+
 int main(int argc, char **argv) {
   best = fp8core_isa_best();
-  if (argc > 1 && strcmp(argv[1], "large") == 0) return check_large();
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) return usage(stdout, 0);
+  if (argc == 2 && strcmp(argv[1], "large") == 0) return check_large();
   // A number: only as many chunks of 65536 inputs, the last ones, for a quick look.
-  if (argc > 1) atomic_store(&next_chunk, CHUNKS - (unsigned)strtoul(argv[1], NULL, 10));
+  if (argc > 1) {
+    char *end;
+    const unsigned long chunks = strtoul(argv[1], &end, 10);
+    if (argc > 2 || *end || chunks < 1 || chunks > CHUNKS) return usage(stderr, 2);
+    atomic_store(&next_chunk, CHUNKS - (unsigned)chunks);
+  }
   pthread_t threads[MAX_WORKERS];
   const long online = sysconf(_SC_NPROCESSORS_ONLN);
   const int workers = online < 1 ? 1 : online > MAX_WORKERS ? MAX_WORKERS : (int)online;
