@@ -1,14 +1,20 @@
 """Quantises FP32 to E4M3 beside PyTorch on the CPU, in rounds of both, and prints the medians and their ratio.
 
-Arguments: the shared library, optionally the number of elements (default 64 Mi) and of threads (default 2). Both sides do
-what just-in-time scaling does (amax of the tensor, scale from it, scaled cast), and the cast alone with a known scale.
-Ours gathers amax and counts in the cast, PyTorch's does not. Exits with 77 without PyTorch.
+Both sides do what just-in-time scaling does (amax of the tensor, scale from it, scaled cast), and the cast alone with a known
+scale. Ours gathers amax and counts in the cast, PyTorch's does not. Exits with 77 without PyTorch.
 """
+import argparse
 import ctypes
 import os
 import statistics
 import sys
 import time
+
+parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+parser.add_argument("library", help="libfp8core.so: build/libfp8core/libfp8core.so")
+parser.add_argument("elements", type=int, nargs="?", default=64 << 20, help="default 64 Mi")
+parser.add_argument("threads", type=int, nargs="?", default=2, help="default 2")
+arguments = parser.parse_args()
 
 try:
     import torch
@@ -20,12 +26,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from fp8core_ctypes import E4M3, FP32, CastOptions, ContextOptions, ScalingOptions, load, vector
 
 ROUNDS = 15
-elements = int(sys.argv[2]) if len(sys.argv) > 2 else 64 << 20
-threads = int(sys.argv[3]) if len(sys.argv) > 3 else 2
+elements, threads = arguments.elements, arguments.threads
 torch.set_num_threads(threads)
 
 
-library = load(sys.argv[1])
+library = load(arguments.library)
 
 
 def checked(status):
