@@ -5,22 +5,6 @@
 #include "internal.h"
 #include "numerics.h"
 
-static fp8core_status check_aligned(const char *name, const char *field, const void *pointer, size_t alignment) {
-  if ((uintptr_t)pointer % alignment == 0) return FP8CORE_OK;
-  return fp8core_invalid("%s%s%s is %p, expected a multiple of %zu", name, *field ? "." : "", field, pointer,
-                         alignment);
-}
-
-// Beyond fp8core_check_tensor(): the pointers that a cast reads floats through, and CUDA's data.
-static fp8core_status check_operand(const fp8core_context *context, const char *name, const fp8core_tensor *tensor) {
-  FP8CORE_TRY(fp8core_check_tensor(context, name, tensor));
-  FP8CORE_TRY(check_aligned(name, "scale", tensor->scale, sizeof(float)));
-  FP8CORE_TRY(check_aligned(name, "scale_inverse", tensor->scale_inverse, sizeof(float)));
-  FP8CORE_TRY(check_aligned(name, "amax", tensor->amax, sizeof(float)));
-  if (tensor->device.type == FP8CORE_DEVICE_CPU) return FP8CORE_OK;
-  return check_aligned(name, "data", tensor->data, fp8core_dtype_size(tensor->dtype));
-}
-
 static fp8core_status check_same_shape(const fp8core_tensor *source, const fp8core_tensor *destination) {
   if (destination->dimensions != source->dimensions)
     return fp8core_invalid("destination: dimensions is %d, expected the source's %d", destination->dimensions,
@@ -104,14 +88,14 @@ fp8core_status fp8core_cast_prepare(fp8core_context *context, const fp8core_cast
   if (known.rounding != FP8CORE_ROUND_NEAREST_EVEN && known.rounding != FP8CORE_ROUND_STOCHASTIC)
     return fp8core_invalid("rounding is %d, expected %d (nearest even) or %d (stochastic)", (int)known.rounding,
                            FP8CORE_ROUND_NEAREST_EVEN, FP8CORE_ROUND_STOCHASTIC);
-  FP8CORE_TRY(check_aligned("statistics", "", known.statistics, _Alignof(fp8core_cast_statistics)));
-  FP8CORE_TRY(check_operand(context, "source", source));
+  FP8CORE_TRY(fp8core_check_aligned("statistics", "", known.statistics, _Alignof(fp8core_cast_statistics)));
+  FP8CORE_TRY(fp8core_check_tensor(context, "source", source));
   if (destination || !transposed) {
-    FP8CORE_TRY(check_operand(context, "destination", destination));
+    FP8CORE_TRY(fp8core_check_tensor(context, "destination", destination));
     FP8CORE_TRY(check_same_shape(source, destination));
   }
   if (transposed) {
-    FP8CORE_TRY(check_operand(context, "transposed", transposed));
+    FP8CORE_TRY(fp8core_check_tensor(context, "transposed", transposed));
     FP8CORE_TRY(check_transposed(source, destination, transposed));
   }
   job->rows = fp8core_row_count(source);
@@ -177,9 +161,9 @@ fp8core_status fp8core_cast_transpose(fp8core_context *context, const fp8core_ca
 
 fp8core_status fp8core_amax(fp8core_context *context, const fp8core_tensor *source, float *amax) {
   if (!context) return fp8core_invalid("context is NULL, expected a context");
-  FP8CORE_TRY(check_operand(context, "source", source));
+  FP8CORE_TRY(fp8core_check_tensor(context, "source", source));
   if (!amax) return fp8core_invalid("amax is NULL, expected one float on the context's device");
-  FP8CORE_TRY(check_aligned("amax", "", amax, sizeof(float)));
+  FP8CORE_TRY(fp8core_check_aligned("amax", "", amax, sizeof(float)));
   int64_t rows = fp8core_row_count(source);
   int64_t columns = fp8core_row_length(source);
   if (rows * columns == 0) return FP8CORE_OK;

@@ -149,8 +149,11 @@ fp8core_status fp8core_cuda_context_init(fp8core_context *context, const fp8core
 // 0 and a last error where there is none.
 int fp8core_cuda_device_count(void);
 
+// One-line message and status when `pointer` (called `name`.`field`, or `name` where `field` is "") is no multiple of
+// `alignment`. NULL is one of any.
+fp8core_status fp8core_check_aligned(const char *name, const char *field, const void *pointer, size_t alignment);
 // One-line message and status when `tensor` (called `name` in the message) is null, invalid, or not on the context's
-// device.
+// device. The only check of a tensor: whatever passes it may be read through its pointers.
 fp8core_status fp8core_check_tensor(const fp8core_context *context, const char *name, const fp8core_tensor *tensor);
 // The row stride in elements, the length of a row, and the number of rows of a valid tensor.
 int64_t fp8core_row_stride(const fp8core_tensor *tensor);

@@ -214,12 +214,6 @@ fp8core_status fp8core_scaling_bind(fp8core_scaling *scaling, int64_t index, fp8
   return FP8CORE_OK;
 }
 
-static fp8core_status check_scale_inverse(const float *scale_inverse) {
-  if ((uintptr_t)scale_inverse % sizeof(float) == 0) return FP8CORE_OK;
-  return fp8core_invalid("scale_inverse is %p, expected an address that is a multiple of %zu",
-                         (const void *)scale_inverse, sizeof(float));
-}
-
 static void note_use(fp8core_scaling *scaling, int64_t index) {
   if (!scaling->first_use[index]) scaling->first_use[index] = scaling->updates + 1;
 }
@@ -230,7 +224,7 @@ static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const
                                   float *scale_inverse) {
   fp8core_context *const context = scaling->context;
   const fp8core_scaling_arrays *const arrays = &scaling->arrays;
-  FP8CORE_TRY(check_scale_inverse(scale_inverse));
+  FP8CORE_TRY(fp8core_check_aligned("scale_inverse", "", scale_inverse, sizeof(float)));
   fp8core_tensor bound = {0};
   fp8core_tensor bound_transposed = {0};
   if (destination) {
@@ -360,7 +354,7 @@ fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, con
                                     fp8core_tensor *d, float *scale_inverse) {
   FP8CORE_TRY(check_index(scaling, index));
   if (!d) return fp8core_invalid("d is NULL");
-  FP8CORE_TRY(check_scale_inverse(scale_inverse));
+  FP8CORE_TRY(fp8core_check_aligned("scale_inverse", "", scale_inverse, sizeof(float)));
   FP8CORE_TRY(check_bindable(scaling, index, "d", d));
   fp8core_context *const context = scaling->context;
   fp8core_tensor bound = *d;

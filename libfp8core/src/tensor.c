@@ -36,6 +36,12 @@ int64_t fp8core_row_count(const fp8core_tensor *tensor) {
   return rows;
 }
 
+fp8core_status fp8core_check_aligned(const char *name, const char *field, const void *pointer, size_t alignment) {
+  if ((uintptr_t)pointer % alignment == 0) return FP8CORE_OK;
+  return fp8core_invalid("%s%s%s is %p, expected a multiple of %zu", name, *field ? "." : "", field, pointer,
+                         alignment);
+}
+
 static fp8core_status validate(const char *name, const fp8core_tensor *tensor) {
   if (!tensor) return fp8core_invalid("%s is NULL, expected a tensor", name);
   const size_t element_bytes = fp8core_dtype_size(tensor->dtype);
@@ -73,7 +79,11 @@ static fp8core_status validate(const char *name, const fp8core_tensor *tensor) {
         (long long)tensor->shape[3], tensor->dimensions, (long long)tensor->row_stride);
   }
   if (!tensor->data && !empty) return fp8core_invalid("%s: data is NULL, expected memory for its elements", name);
-  return FP8CORE_OK;
+  FP8CORE_TRY(fp8core_check_aligned(name, "scale", tensor->scale, sizeof(float)));
+  FP8CORE_TRY(fp8core_check_aligned(name, "scale_inverse", tensor->scale_inverse, sizeof(float)));
+  FP8CORE_TRY(fp8core_check_aligned(name, "amax", tensor->amax, sizeof(float)));
+  return tensor->device.type == FP8CORE_DEVICE_CPU ? FP8CORE_OK
+                                                   : fp8core_check_aligned(name, "data", tensor->data, element_bytes);
 }
 
 fp8core_status fp8core_tensor_validate(const fp8core_tensor *tensor) { return validate("tensor", tensor); }

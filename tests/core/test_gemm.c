@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -966,6 +967,43 @@ static void test_bad_batches(void **state) {
   fp8core_context_destroy(&context);
 }
 
+// Every pointer that floats are read through, of every tensor; and on CUDA their data.
+static void test_misaligned_pointers(void **state) {
+  (void)state;
+  fp8core_context *context = test_context_default();
+  unsigned char *memory = test_alloc(context, 8192);
+  assert_ok(fp8core_zero(context, memory, 8192));
+  const char *const names[] = {"A", "B", "C", "D", "bias", "auxiliary", "bias_gradient"};
+  for (int which = 0; which < 7; which++)
+    for (int field = 0; field < 4; field++)
+      for (int offset = 1; offset < 4; offset++) {
+        bad_input bad = good_input(context, memory);
+        fp8core_tensor *const tensors[] = {&bad.a, &bad.b, &bad.c, &bad.d, &bad.bias, &bad.auxiliary, &bad.gradient};
+        const char *const fields[] = {"scale", "scale_inverse", "amax", "data"};
+        fp8core_tensor *const tensor = tensors[which];
+        void *const odd = field == 3 ? (unsigned char *)tensor->data + offset : memory + 7168 + offset;
+        const int element = (int)fp8core_dtype_size(tensor->dtype);
+        bad.options.beta = 1.0f;
+        bad.options.bias = &bad.bias;
+        bad.options.epilogue = FP8CORE_EPILOGUE_GELU;
+        bad.options.auxiliary = &bad.auxiliary;
+        bad.options.bias_gradient = &bad.gradient;
+        if (field == 0) tensor->scale = odd;
+        if (field == 1) tensor->scale_inverse = odd;
+        if (field == 2) tensor->amax = odd;
+        if (field == 3) tensor->data = odd;
+        char text[120];
+        (void)snprintf(text, sizeof(text), "%s.%s is %p, expected a multiple of %d", names[which], fields[field], odd,
+                       field == 3 ? element : 4);
+        if (field == 3 && (!test_on_cuda() || offset % element == 0))
+          assert_ok(try(&bad));
+        else
+          refuse(bad, text);
+      }
+  test_free(context, memory);
+  fp8core_context_destroy(&context);
+}
+
 static void test_bad_overlap(void **state) {
   (void)state;
   fp8core_context *context = test_context_default();
@@ -1051,6 +1089,7 @@ int main(void) {
     cmocka_unit_test(test_bad_pointers_and_shapes),
     cmocka_unit_test(test_bad_options),
     cmocka_unit_test(test_bad_batches),
+    cmocka_unit_test(test_misaligned_pointers),
     cmocka_unit_test(test_bad_overlap),
     cmocka_unit_test(test_refusal_writes_nothing),
   };

@@ -1189,6 +1189,10 @@ static void wrong_arguments_change_nothing(void **unused) {
     destination = good;
     assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, (float *)(void *)((char *)inverses + 1)),
                  invalid, "scale_inverse");
+    fp8core_tensor odd_source = source;
+    odd_source.scale_inverse = (const float *)(const void *)((const char *)inverses + 2);
+    assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &odd_source, &destination, inverses), invalid,
+                 "source.scale_inverse is ");
     fp8core_cast_options cast_options = fp8core_cast_options_default();
     cast_options.size = 0;
     assert_int_not_equal(fp8core_scaling_cast(scaling, 0, &cast_options, &source, &destination, inverses), FP8CORE_OK);

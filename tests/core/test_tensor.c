@@ -138,6 +138,42 @@ static void wrong_fields(void **unused) {
   assert_fails(fp8core_tensor_validate(&tensor), FP8CORE_ERROR_INVALID_ARGUMENT, "data is NULL");
 }
 
+// What is read as floats lies at addresses of floats; data may lie anywhere on the CPU, on CUDA at its elements'.
+static void misaligned_pointers(void **unused) {
+  (void)unused;
+  const fp8core_device cpu = {FP8CORE_DEVICE_CPU, 0};
+  const fp8core_device cuda = {FP8CORE_DEVICE_CUDA, 0};
+  unsigned char *const bytes = (unsigned char *)storage;
+  for (int offset = 1; offset < 4; offset++) {
+    float *const odd = (float *)(void *)(bytes + offset);
+    fp8core_tensor tensor = fp8core_tensor_matrix(bytes + offset, FP8CORE_FP32, 4, 4, cpu);
+    char address[80];
+    assert_ok(fp8core_tensor_validate(&tensor));
+    assert_int_equal(fp8core_tensor_elements(&tensor), 16);
+    tensor.device = cuda;
+    (void)snprintf(address, sizeof(address), "tensor.data is %p, expected a multiple of 4", (void *)odd);
+    assert_fails(fp8core_tensor_validate(&tensor), FP8CORE_ERROR_INVALID_ARGUMENT, address);
+    tensor.dtype = FP8CORE_E4M3;
+    assert_ok(fp8core_tensor_validate(&tensor));
+    for (int i = 0; i < 2; i++) {
+      const fp8core_tensor good = fp8core_tensor_matrix(storage, FP8CORE_BF16, 4, 4, i ? cuda : cpu);
+      tensor = good;
+      tensor.scale = odd;
+      (void)snprintf(address, sizeof(address), "tensor.scale is %p, expected a multiple of 4", (void *)odd);
+      assert_fails(fp8core_tensor_validate(&tensor), FP8CORE_ERROR_INVALID_ARGUMENT, address);
+      assert_int_equal(fp8core_tensor_elements(&tensor), -1);
+      tensor = good;
+      tensor.scale_inverse = odd;
+      (void)snprintf(address, sizeof(address), "tensor.scale_inverse is %p, expected", (void *)odd);
+      assert_fails(fp8core_tensor_validate(&tensor), FP8CORE_ERROR_INVALID_ARGUMENT, address);
+      tensor = good;
+      tensor.amax = odd;
+      (void)snprintf(address, sizeof(address), "tensor.amax is %p, expected a multiple of 4", (void *)odd);
+      assert_fails(fp8core_tensor_validate(&tensor), FP8CORE_ERROR_INVALID_ARGUMENT, address);
+    }
+  }
+}
+
 static void assert_size_refused(fp8core_dtype dtype, int dimensions, const int64_t *shape, int64_t row_stride) {
   fp8core_tensor tensor = fp8core_tensor_create(storage, dtype, dimensions, shape);
   tensor.row_stride = row_stride;
@@ -186,6 +222,7 @@ int main(void) {
     cmocka_unit_test(strides),
     cmocka_unit_test(empty_tensors),
     cmocka_unit_test(wrong_fields),
+    cmocka_unit_test(misaligned_pointers),
     cmocka_unit_test(overflowing_sizes),
   };
   return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

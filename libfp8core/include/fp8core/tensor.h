@@ -82,7 +82,8 @@ FP8CORE_API fp8core_tensor fp8core_tensor_matrix(void *data, fp8core_dtype dtype
  * \return FP8CORE_ERROR_INVALID_ARGUMENT when the pointer is NULL; dtype, granularity or device type is outside its
  *         enum; the device index is negative, or not 0 on the CPU; there are not 0 to 4 dimensions; a size is negative;
  *         row_stride is neither 0 nor at least the length of a row; the sizes (with row_stride for the last, and
- *         leaving out those of 0) times the element's bytes exceed 2^63 - 1; data is NULL although there are elements.
+ *         leaving out those of 0) times the element's bytes exceed 2^63 - 1; data is NULL although there are elements;
+ *         scale, scale_inverse or amax is not aligned to a float; on CUDA, data is not aligned to its elements.
  */
 FP8CORE_API fp8core_status fp8core_tensor_validate(const fp8core_tensor *tensor);
 

@@ -32,19 +32,6 @@ void fp8core_cuda_leave(const fp8core_context *context, int previous) {
   if (previous != fp8core_cuda_state_of(context)->device) (void)cudaSetDevice(previous);
 }
 
-fp8core_status fp8core_cuda_check_alignment(const char *name, const void *pointer, size_t alignment) {
-  if ((uintptr_t)pointer % alignment == 0) return FP8CORE_OK;
-  return fp8core_invalid("%s is at %p, expected a multiple of its element's %zu bytes on CUDA", name, pointer,
-                         alignment);
-}
-
-static fp8core_status check_rows(const char *name, const fp8core_rows *rows) {
-  FP8CORE_TRY(fp8core_cuda_check_alignment(name, rows->data, fp8core_dtype_size(rows->dtype)));
-  FP8CORE_TRY(fp8core_cuda_check_alignment("scale", rows->scale, sizeof(float)));
-  FP8CORE_TRY(fp8core_cuda_check_alignment("scale_inverse", rows->scale_inverse, sizeof(float)));
-  return fp8core_cuda_check_alignment("amax", rows->amax, sizeof(float));
-}
-
 // Growing or freeing memory waits for the stream, which a capture cannot record.
 static fp8core_status refuse_capture(const fp8core_cuda_state *state, const char *what, size_t bytes) {
   enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -117,10 +104,6 @@ static fp8core_status cuda_zero(fp8core_context *context, void *pointer, size_t 
 static fp8core_status cuda_cast(fp8core_context *context, const fp8core_cast_job *job) {
   const fp8core_cuda_target *target = &fp8core_cuda_state_of(context)->target;
   int previous;
-  FP8CORE_TRY(check_rows("source", &job->source));
-  FP8CORE_TRY(check_rows("destination", &job->destination));
-  FP8CORE_TRY(fp8core_cuda_check_alignment("statistics", job->statistics, sizeof(uint64_t)));
-  if (job->transposed.data) FP8CORE_TRY(check_rows("transposed", &job->transposed));
   FP8CORE_TRY(fp8core_cuda_enter(context, &previous));
   const fp8core_status status =
     job->transposed.data
@@ -133,8 +116,6 @@ static fp8core_status cuda_cast(fp8core_context *context, const fp8core_cast_job
 static fp8core_status cuda_amax(fp8core_context *context, int64_t rows, int64_t columns, const fp8core_rows *source,
                                 float *amax) {
   int previous;
-  FP8CORE_TRY(check_rows("source", source));
-  FP8CORE_TRY(fp8core_cuda_check_alignment("amax", amax, sizeof(float)));
   FP8CORE_TRY(fp8core_cuda_enter(context, &previous));
   const fp8core_status status = fp8core_cuda_check_launch(
     fp8core_cuda_launch_amax(&fp8core_cuda_state_of(context)->target, rows, columns, source, amax, NULL),
@@ -159,7 +140,6 @@ static fp8core_status cuda_scaling_calibrate(fp8core_context *context, const fp8
                                              int64_t index, int only_without_history, int64_t rows, int64_t columns,
                                              const fp8core_rows *source) {
   int previous;
-  FP8CORE_TRY(check_rows("source", source));
   FP8CORE_TRY(fp8core_cuda_enter(context, &previous));
   const fp8core_status status =
     calibrate(&fp8core_cuda_state_of(context)->target, arrays, index, only_without_history, rows, columns, source);
@@ -178,7 +158,6 @@ static fp8core_status cuda_scaling_update(fp8core_context *context, const fp8cor
 
 static fp8core_status cuda_copy_float(fp8core_context *context, float *destination, const float *source) {
   int previous;
-  FP8CORE_TRY(fp8core_cuda_check_alignment("destination", destination, sizeof(float)));
   FP8CORE_TRY(fp8core_cuda_enter(context, &previous));
   const fp8core_status status =
     fp8core_cuda_check(cudaMemcpyAsync(destination, source, sizeof(float), cudaMemcpyDeviceToDevice,

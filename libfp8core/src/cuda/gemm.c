@@ -88,28 +88,6 @@ static fp8core_rows rows_of(const fp8core_tensor *tensor) {
   return rows;
 }
 
-static fp8core_status check_pointers(const fp8core_gemm_job *job) {
-  const struct {
-    const char *name;
-    const fp8core_tensor *tensor;
-  } tensors[] = {{"A", &job->a},
-                 {"B", &job->b},
-                 {"C", &job->c},
-                 {"D", &job->d},
-                 {"bias", &job->bias},
-                 {"auxiliary", &job->auxiliary},
-                 {"bias_gradient", &job->bias_gradient}};
-  for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
-    const fp8core_tensor *tensor = tensors[i].tensor;
-    if (!tensor->data) continue;
-    FP8CORE_TRY(fp8core_cuda_check_alignment(tensors[i].name, tensor->data, fp8core_dtype_size(tensor->dtype)));
-    FP8CORE_TRY(fp8core_cuda_check_alignment("scale", tensor->scale, sizeof(float)));
-    FP8CORE_TRY(fp8core_cuda_check_alignment("scale_inverse", tensor->scale_inverse, sizeof(float)));
-    FP8CORE_TRY(fp8core_cuda_check_alignment("amax", tensor->amax, sizeof(float)));
-  }
-  return FP8CORE_OK;
-}
-
 static void describe_operand(gemm_operand *operand, const fp8core_tensor *tensor, int64_t batch_stride,
                              int k_contiguous) {
   memset(operand, 0, sizeof(*operand));
@@ -628,7 +606,6 @@ static void describe_operands(gemm_product *product) {
 fp8core_status fp8core_cuda_gemm(fp8core_context *context, const fp8core_gemm_job *job) {
   gemm_product product;
   int done = 0;
-  FP8CORE_TRY(check_pointers(job));
   if (job->a.dtype == FP8CORE_E5M2 && job->b.dtype == FP8CORE_E5M2)
     return fp8core_set_last_error(
       FP8CORE_ERROR_NOT_SUPPORTED,

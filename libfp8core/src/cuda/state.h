@@ -36,9 +36,6 @@ fp8core_status fp8core_cuda_check_blas(cublasStatus_t error, const char *what);
 fp8core_status fp8core_cuda_enter(const fp8core_context *context, int *previous);
 void fp8core_cuda_leave(const fp8core_context *context, int previous);
 
-// Pointers are aligned to their elements. `name` is what the message calls the tensor.
-fp8core_status fp8core_cuda_check_alignment(const char *name, const void *pointer, size_t alignment);
-
 fp8core_status fp8core_cuda_plans_create(fp8core_cuda_plans **plans);
 void fp8core_cuda_plans_destroy(fp8core_cuda_plans **plans);
 
