@@ -35,8 +35,8 @@ fp8core_status fp8core_read_options(const char *name, void *destination, size_t 
   // A larger struct comes from a newer header; its further fields are unknown here and must not be dropped silently.
   if (caller_size < sizeof(caller_size) || caller_size > size)
     return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH,
-                                  "%s.size is %zu, expected at most %zu (set it with %s_default())", name, caller_size,
-                                  size, name);
+                                  "%s.size is %zu, expected %zu to %zu (set it with %s_default())", name, caller_size,
+                                  sizeof(caller_size), size, name);
   memcpy(destination, source, caller_size);
   memcpy(destination, &size, sizeof(size));
   return FP8CORE_OK;

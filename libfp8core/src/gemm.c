@@ -62,10 +62,16 @@ static int regions_overlap(const region *one, const region *other) {
   return offset < one->row_width || offset + other->row_width > stride;
 }
 
+// Tells where both lie, and what is expected of them.
+static fp8core_status overlap(const region *one, const region *other, const char *expected) {
+  return fp8core_invalid("%s at %p (%llu bytes) overlaps %s at %p (%llu bytes), expected %s", one->name,
+                         (const void *)one->start, (unsigned long long)one->span, other->name,
+                         (const void *)other->start, (unsigned long long)other->span, expected);
+}
+
 static fp8core_status refuse_overlap(const region *written, const region *const *others, int count) {
   for (int i = 0; i < count; i++)
-    if (regions_overlap(written, others[i]))
-      return fp8core_invalid("%s overlaps %s, expected distinct memory", written->name, others[i]->name);
+    if (regions_overlap(written, others[i])) return overlap(written, others[i], "distinct memory");
   return FP8CORE_OK;
 }
 
@@ -172,7 +178,7 @@ static fp8core_status check_aliasing(const fp8core_gemm_job *job) {
                      (job->m == 1 || job->c.row_stride == job->d.row_stride) &&
                      (options->batch == 1 || options->batch_stride_c == options->batch_stride_d);
     if (!same && regions_overlap(&c, &d))
-      return fp8core_invalid("C overlaps D, expected distinct memory, or the same memory with equal dtype and strides");
+      return overlap(&c, &d, "distinct memory, or the same memory with equal dtype and strides");
   }
   FP8CORE_TRY(region_of("bias", job->bias.data ? &job->bias : &none, 1, 0, &bias));
   FP8CORE_TRY(region_of("auxiliary", job->auxiliary.data ? &job->auxiliary : &none, 1, 0, &auxiliary));

@@ -10,6 +10,10 @@
 #define HISTORY_LIMIT 65536
 #define ALIGNMENT 64
 
+// Messages of NULLs begin with the name of the call: several have arguments of these names.
+#define null_argument(name, expected) fp8core_invalid("%s: %s is NULL, expected %s", __func__, name, expected)
+#define A_STATE "a state of fp8core_scaling_create()"
+
 struct fp8core_scaling {
   fp8core_context *context;
   fp8core_scaling_options options;
@@ -129,10 +133,12 @@ static fp8core_status fill_new(fp8core_scaling *scaling, const fp8core_dtype *dt
 
 fp8core_status fp8core_scaling_create(fp8core_scaling **scaling, fp8core_context *context, int64_t tensors,
                                       const fp8core_dtype *dtypes, const fp8core_scaling_options *options) {
-  if (!scaling) return fp8core_invalid("scaling is NULL, expected where to put the handle");
+  if (!scaling) return null_argument("scaling", "where to put the handle");
   *scaling = NULL;
-  if (!context) return fp8core_invalid("context is NULL");
-  if (!dtypes) return fp8core_invalid("dtypes is NULL, expected one format for each of %" PRId64 " tensors", tensors);
+  if (!context) return null_argument("context", "a context");
+  if (!dtypes)
+    return fp8core_invalid("%s: dtypes is NULL, expected one format for each of %" PRId64 " tensors", __func__,
+                           tensors);
   fp8core_scaling_options read = fp8core_scaling_options_default();
   if (options) FP8CORE_TRY(fp8core_read_options("fp8core_scaling_options", &read, sizeof(read), options));
   FP8CORE_TRY(check_options(&read));
@@ -173,8 +179,8 @@ void fp8core_scaling_destroy(fp8core_scaling **scaling) {
 
 int64_t fp8core_scaling_tensors(const fp8core_scaling *scaling) { return scaling ? scaling->arrays.tensors : 0; }
 
-static fp8core_status check_index(const fp8core_scaling *scaling, int64_t index) {
-  if (!scaling) return fp8core_invalid("scaling is NULL");
+static fp8core_status check_index(const char *call, const fp8core_scaling *scaling, int64_t index) {
+  if (!scaling) return fp8core_invalid("%s: scaling is NULL, expected " A_STATE, call);
   if (index < 0 || index >= scaling->arrays.tensors) {
     return fp8core_invalid("index is %" PRId64 ", expected 0 to %" PRId64, index, scaling->arrays.tensors - 1);
   }
@@ -207,8 +213,8 @@ static fp8core_status check_bindable(const fp8core_scaling *scaling, int64_t ind
 }
 
 fp8core_status fp8core_scaling_bind(fp8core_scaling *scaling, int64_t index, fp8core_tensor *tensor) {
-  FP8CORE_TRY(check_index(scaling, index));
-  if (!tensor) return fp8core_invalid("tensor is NULL");
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  if (!tensor) return null_argument("tensor", "a tensor to bind");
   FP8CORE_TRY(check_bindable(scaling, index, "tensor", tensor));
   bind(scaling, index, NULL, tensor);
   return FP8CORE_OK;
@@ -266,8 +272,8 @@ static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const
 
 fp8core_status fp8core_scaling_cast(fp8core_scaling *scaling, int64_t index, const fp8core_cast_options *options,
                                     const fp8core_tensor *source, fp8core_tensor *destination, float *scale_inverse) {
-  FP8CORE_TRY(check_index(scaling, index));
-  if (!destination) return fp8core_invalid("destination is NULL");
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  if (!destination) return null_argument("destination", "a tensor to write");
   return scaled_cast(scaling, index, options, source, destination, NULL, scale_inverse);
 }
 
@@ -275,8 +281,8 @@ fp8core_status fp8core_scaling_cast_transpose(fp8core_scaling *scaling, int64_t 
                                               const fp8core_cast_options *options, const fp8core_tensor *source,
                                               fp8core_tensor *destination, fp8core_tensor *transposed,
                                               float *scale_inverse) {
-  FP8CORE_TRY(check_index(scaling, index));
-  if (!transposed) return fp8core_invalid("transposed is NULL");
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  if (!transposed) return null_argument("transposed", "a tensor to write");
   return scaled_cast(scaling, index, options, source, destination, transposed, scale_inverse);
 }
 
@@ -352,8 +358,8 @@ static fp8core_status measured_product(fp8core_scaling *scaling, int64_t index, 
 fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, const fp8core_gemm_options *options,
                                     const fp8core_tensor *a, const fp8core_tensor *b, const fp8core_tensor *c,
                                     fp8core_tensor *d, float *scale_inverse) {
-  FP8CORE_TRY(check_index(scaling, index));
-  if (!d) return fp8core_invalid("d is NULL");
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  if (!d) return null_argument("d", "a tensor to write");
   FP8CORE_TRY(fp8core_check_aligned("scale_inverse", "", scale_inverse, sizeof(float)));
   FP8CORE_TRY(check_bindable(scaling, index, "d", d));
   fp8core_context *const context = scaling->context;
@@ -377,15 +383,15 @@ fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, con
 }
 
 fp8core_status fp8core_scaling_update(fp8core_scaling *scaling) {
-  if (!scaling) return fp8core_invalid("scaling is NULL");
+  if (!scaling) return null_argument("scaling", A_STATE);
   FP8CORE_TRY(scaling->context->backend->scaling_update(scaling->context, &scaling->arrays));
   scaling->updates++;
   return FP8CORE_OK;
 }
 
 fp8core_status fp8core_scaling_get(fp8core_scaling *scaling, int64_t index, fp8core_scaling_record *record) {
-  FP8CORE_TRY(check_index(scaling, index));
-  if (!record) return fp8core_invalid("record is NULL");
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  if (!record) return null_argument("record", "where to put the record");
   const fp8core_scaling_arrays *const arrays = &scaling->arrays;
   fp8core_context *const context = scaling->context;
   fp8core_scaling_record read;
@@ -406,7 +412,7 @@ fp8core_status fp8core_scaling_get(fp8core_scaling *scaling, int64_t index, fp8c
 static int scale_in_range(float scale) { return scale >= FP8CORE_SCALE_MIN && scale <= FP8CORE_SCALE_MAX; }
 
 fp8core_status fp8core_scaling_set_scale(fp8core_scaling *scaling, int64_t index, float scale) {
-  FP8CORE_TRY(check_index(scaling, index));
+  FP8CORE_TRY(check_index(__func__, scaling, index));
   if (!scale_in_range(scale)) {
     return fp8core_invalid("scale is %g, expected %g to %g", (double)scale, (double)FP8CORE_SCALE_MIN,
                            (double)FP8CORE_SCALE_MAX);
@@ -481,8 +487,8 @@ size_t fp8core_scaling_saved_bytes(const fp8core_scaling *scaling) {
 }
 
 fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *buffer, size_t bytes) {
-  if (!scaling) return fp8core_invalid("scaling is NULL");
-  if (!buffer) return fp8core_invalid("buffer is NULL");
+  if (!scaling) return null_argument("scaling", A_STATE);
+  if (!buffer) return null_argument("buffer", "where to put the saved form");
   const size_t expected = fp8core_scaling_saved_bytes(scaling);
   if (bytes != expected)
     return fp8core_invalid("bytes is %zu, expected %zu, as fp8core_scaling_saved_bytes() says", bytes, expected);
@@ -656,8 +662,8 @@ static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_
 }
 
 fp8core_status fp8core_scaling_load(fp8core_scaling *scaling, const void *buffer, size_t bytes) {
-  if (!scaling) return fp8core_invalid("scaling is NULL");
-  if (!buffer) return fp8core_invalid("buffer is NULL");
+  if (!scaling) return null_argument("scaling", A_STATE);
+  if (!buffer) return null_argument("buffer", "a saved form");
   fp8core_scaling_options options = fp8core_scaling_options_default();
   int64_t tensors = 0;
   FP8CORE_TRY(read_header(buffer, bytes, &options, &tensors));

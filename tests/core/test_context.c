@@ -127,12 +127,13 @@ static void versions(void **unused) {
 static void size_field(void **unused) {
   (void)unused;
   fp8core_context_options options = options_of_device();
-  char text[64];
+  char text[96];
   // No smaller than itself, no larger than what this library knows.
   const size_t wrong[] = {0, 1, sizeof(size_t) - 1, sizeof(options) + 1, sizeof(options) + 8, SIZE_MAX};
   for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
     options.size = wrong[i];
-    (void)snprintf(text, sizeof(text), "size is %zu", wrong[i]);
+    (void)snprintf(text, sizeof(text), "size is %zu, expected %zu to %zu (", wrong[i], sizeof(size_t),
+                   sizeof(fp8core_context_options));
     assert_create_fails(&options, FP8CORE_ERROR_VERSION_MISMATCH, text);
   }
   // An older caller knows fewer fields; the others keep their defaults, whatever lies behind.

@@ -711,7 +711,7 @@ static void test_columns_of_one_buffer(void **state) {
   // One column further to the left they meet.
   d.data = (unsigned char *)buffer.device.data + 7 * sizeof(float);
   assert_fails(fp8core_gemm(context, NULL, &a, &right.device, NULL, &d), FP8CORE_ERROR_INVALID_ARGUMENT,
-               "D overlaps A");
+               " bytes) overlaps A at ");
   drop(context, &buffer);
   drop(context, &right);
   fp8core_context_destroy(&context);
@@ -813,6 +813,18 @@ static bad_input good_input(fp8core_context *context, unsigned char *memory) {
 
 static fp8core_status try(bad_input *input) {
   return fp8core_gemm(input->context, &input->options, &input->a, &input->b, &input->c, &input->d);
+}
+
+// The message names both and says where they are.
+static void refuse_overlap(bad_input *input, const char *one, const void *one_data, const char *other,
+                           const void *other_data) {
+  char text[120];
+  assert_int_equal(try(input), FP8CORE_ERROR_INVALID_ARGUMENT);
+  (void)snprintf(text, sizeof(text), "%s at %p (", one, one_data);
+  test_assert_message_contains("fp8core_gemm", text);
+  (void)snprintf(text, sizeof(text), " bytes) overlaps %s at %p (", other, other_data);
+  test_assert_message_contains("fp8core_gemm", text);
+  test_assert_message_contains("fp8core_gemm", " bytes), expected distinct memory");
 }
 
 #define refuse(input, text) assert_fails(try(&(input)), FP8CORE_ERROR_INVALID_ARGUMENT, text)
@@ -962,7 +974,7 @@ static void test_bad_batches(void **state) {
   bad.options.batch = 5;
   bad.options.batch_stride_d = 60;
   bad.options.bias = &good.bias;
-  refuse(bad, "D overlaps bias");
+  refuse_overlap(&bad, "D", bad.d.data, "bias", bad.bias.data);
   test_free(context, memory);
   fp8core_context_destroy(&context);
 }
@@ -1012,9 +1024,9 @@ static void test_bad_overlap(void **state) {
   const bad_input good = good_input(context, memory);
   bad_input bad = good;
   bad.d.data = memory + 44;
-  refuse(bad, "D overlaps A");
+  refuse_overlap(&bad, "D", bad.d.data, "A", bad.a.data);
   bad.d.data = memory + 1024 + 76;
-  refuse(bad, "D overlaps B");
+  refuse_overlap(&bad, "D", bad.d.data, "B", bad.b.data);
   // Up to the last byte of B and no further.
   bad.d.data = memory + 1024 + 80;
   assert_ok(try(&bad));
@@ -1023,28 +1035,28 @@ static void test_bad_overlap(void **state) {
   bad.c.data = good.d.data;
   assert_ok(try(&bad));
   bad.c.data = (unsigned char *)good.d.data + 4;
-  refuse(bad, "C overlaps D");
+  refuse_overlap(&bad, "C", bad.c.data, "D", bad.d.data);
   bad.c.data = good.d.data;
   bad.c.dtype = FP8CORE_BF16;
-  refuse(bad, "C overlaps D");
+  refuse_overlap(&bad, "C", bad.c.data, "D", bad.d.data);
   bad.c.dtype = FP8CORE_FP32;
   bad.c.row_stride = 11;
-  refuse(bad, "C overlaps D");
+  refuse_overlap(&bad, "C", bad.c.data, "D", bad.d.data);
   bad = good;
   bad.options.bias = &bad.bias;
   bad.bias.data = (unsigned char *)good.d.data + 8;
-  refuse(bad, "D overlaps bias");
+  refuse_overlap(&bad, "D", bad.d.data, "bias", bad.bias.data);
   bad = good;
   bad.options.epilogue = FP8CORE_EPILOGUE_GELU;
   bad.options.auxiliary = &bad.auxiliary;
   bad.auxiliary.data = good.d.data;
-  refuse(bad, "D overlaps auxiliary");
+  refuse_overlap(&bad, "D", bad.d.data, "auxiliary", bad.auxiliary.data);
   bad.auxiliary.data = good.a.data;
-  refuse(bad, "auxiliary overlaps A");
+  refuse_overlap(&bad, "auxiliary", bad.auxiliary.data, "A", bad.a.data);
   bad = good;
   bad.options.bias_gradient = &bad.gradient;
   bad.gradient.data = good.d.data;
-  refuse(bad, "bias_gradient overlaps D");
+  refuse_overlap(&bad, "bias_gradient", bad.gradient.data, "D", bad.d.data);
   test_free(context, memory);
   fp8core_context_destroy(&context);
 }

@@ -1081,12 +1081,12 @@ static void wrong_arguments_of_create(void **unused) {
   const fp8core_dtype dtypes[3] = {FP8CORE_E4M3, FP8CORE_E5M2, (fp8core_dtype)9};
   fp8core_scaling *scaling = (fp8core_scaling *)(uintptr_t)8;
   assert_fails(fp8core_scaling_create(NULL, context, 1, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
-               "scaling is NULL");
+               "fp8core_scaling_create: scaling is NULL, expected ");
   assert_fails(fp8core_scaling_create(&scaling, NULL, 1, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
-               "context is NULL");
+               "fp8core_scaling_create: context is NULL, expected ");
   assert_null(scaling);
   assert_fails(fp8core_scaling_create(&scaling, context, 1, NULL, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
-               "dtypes is NULL");
+               "fp8core_scaling_create: dtypes is NULL, expected ");
   assert_fails(fp8core_scaling_create(&scaling, context, 3, dtypes, NULL), FP8CORE_ERROR_INVALID_ARGUMENT,
                "dtypes[2] is 9");
   assert_null(scaling);
@@ -1135,23 +1135,30 @@ static void wrong_arguments_change_nothing(void **unused) {
       assert_fails(fp8core_scaling_get(scaling, indices[i], &record), invalid, text);
       assert_fails(fp8core_scaling_set_scale(scaling, indices[i], 1.0f), invalid, text);
     }
-    assert_fails(fp8core_scaling_bind(NULL, 0, &destination), invalid, "scaling is NULL");
-    assert_fails(fp8core_scaling_bind(scaling, 0, NULL), invalid, "tensor is NULL");
-    assert_fails(fp8core_scaling_cast(NULL, 0, NULL, &source, &destination, NULL), invalid, "scaling is NULL");
+    assert_fails(fp8core_scaling_bind(NULL, 0, &destination), invalid,
+                 "fp8core_scaling_bind: scaling is NULL, expected ");
+    assert_fails(fp8core_scaling_bind(scaling, 0, NULL), invalid, "fp8core_scaling_bind: tensor is NULL, expected ");
+    assert_fails(fp8core_scaling_cast(NULL, 0, NULL, &source, &destination, NULL), invalid,
+                 "fp8core_scaling_cast: scaling is NULL, expected ");
     assert_fails(fp8core_scaling_cast(scaling, 0, NULL, NULL, &destination, NULL), invalid, "source is NULL");
-    assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, NULL, NULL), invalid, "destination is NULL");
+    assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, NULL, NULL), invalid,
+                 "fp8core_scaling_cast: destination is NULL, expected ");
     assert_fails(fp8core_scaling_cast_transpose(NULL, 0, NULL, &source, &destination, &transposed, NULL), invalid,
-                 "scaling is NULL");
+                 "fp8core_scaling_cast_transpose: scaling is NULL, expected ");
     assert_fails(fp8core_scaling_cast_transpose(scaling, 0, NULL, &source, &destination, NULL, NULL), invalid,
-                 "transposed is NULL");
-    assert_fails(fp8core_scaling_update(NULL), invalid, "scaling is NULL");
-    assert_fails(fp8core_scaling_get(NULL, 0, &record), invalid, "scaling is NULL");
-    assert_fails(fp8core_scaling_get(scaling, 0, NULL), invalid, "record is NULL");
-    assert_fails(fp8core_scaling_set_scale(NULL, 0, 1.0f), invalid, "scaling is NULL");
-    assert_fails(fp8core_scaling_save(NULL, data, 8), invalid, "scaling is NULL");
-    assert_fails(fp8core_scaling_save(scaling, NULL, before.size), invalid, "buffer is NULL");
-    assert_fails(fp8core_scaling_load(NULL, before.bytes, before.size), invalid, "scaling is NULL");
-    assert_fails(fp8core_scaling_load(scaling, NULL, before.size), invalid, "buffer is NULL");
+                 "fp8core_scaling_cast_transpose: transposed is NULL, expected ");
+    assert_fails(fp8core_scaling_update(NULL), invalid, "fp8core_scaling_update: scaling is NULL, expected ");
+    assert_fails(fp8core_scaling_get(NULL, 0, &record), invalid, "fp8core_scaling_get: scaling is NULL, expected ");
+    assert_fails(fp8core_scaling_get(scaling, 0, NULL), invalid, "fp8core_scaling_get: record is NULL, expected ");
+    assert_fails(fp8core_scaling_set_scale(NULL, 0, 1.0f), invalid,
+                 "fp8core_scaling_set_scale: scaling is NULL, expected ");
+    assert_fails(fp8core_scaling_save(NULL, data, 8), invalid, "fp8core_scaling_save: scaling is NULL, expected ");
+    assert_fails(fp8core_scaling_save(scaling, NULL, before.size), invalid,
+                 "fp8core_scaling_save: buffer is NULL, expected ");
+    assert_fails(fp8core_scaling_load(NULL, before.bytes, before.size), invalid,
+                 "fp8core_scaling_load: scaling is NULL, expected ");
+    assert_fails(fp8core_scaling_load(scaling, NULL, before.size), invalid,
+                 "fp8core_scaling_load: buffer is NULL, expected ");
     assert_int_equal(fp8core_scaling_tensors(NULL), 0);
     assert_int_equal(fp8core_scaling_saved_bytes(NULL), 0);
     unsigned char *room = malloc(before.size + 1);
