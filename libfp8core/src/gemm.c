@@ -115,11 +115,18 @@ static fp8core_status check_options(const fp8core_gemm_options *options) {
   if ((int)options->epilogue < 0 || options->epilogue > EPILOGUE_LAST)
     return fp8core_invalid("epilogue is %d, expected 0 to %d", (int)options->epilogue, (int)EPILOGUE_LAST);
   if (options->batch < 1) return fp8core_invalid("batch is %lld, expected at least 1", (long long)options->batch);
-  const int64_t strides[4] = {options->batch_stride_a, options->batch_stride_b, options->batch_stride_c,
-                              options->batch_stride_d};
-  for (int i = 0; i < 4; i++)
-    if (strides[i] < 0)
-      return fp8core_invalid("batch_stride_%c is %lld, expected 0 or more", "abcd"[i], (long long)strides[i]);
+  const struct {
+    const char *name;
+    int64_t value;
+  } strides[] = {{"a", options->batch_stride_a},
+                 {"b", options->batch_stride_b},
+                 {"c", options->batch_stride_c},
+                 {"d", options->batch_stride_d},
+                 {"auxiliary", options->batch_stride_auxiliary}};
+  for (size_t i = 0; i < sizeof(strides) / sizeof(strides[0]); i++)
+    if (strides[i].value < 0)
+      return fp8core_invalid("batch_stride_%s is %lld, expected 0 or more", strides[i].name,
+                             (long long)strides[i].value);
   const int backward =
     options->epilogue == FP8CORE_EPILOGUE_RELU_BACKWARD || options->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD;
   if (backward && !options->auxiliary)
@@ -127,12 +134,6 @@ static fp8core_status check_options(const fp8core_gemm_options *options) {
                            (int)options->epilogue);
   if (options->epilogue == FP8CORE_EPILOGUE_NONE && options->auxiliary)
     return fp8core_invalid("auxiliary is set, expected NULL without an activation");
-  // Neither has a batch stride: every product would write the same memory.
-  if (options->batch > 1 && options->auxiliary)
-    return fp8core_invalid("auxiliary is set with batch %lld, expected NULL or one product", (long long)options->batch);
-  if (options->batch > 1 && options->bias_gradient)
-    return fp8core_invalid("bias_gradient is set with batch %lld, expected NULL or one product",
-                           (long long)options->batch);
   return FP8CORE_OK;
 }
 
@@ -148,6 +149,19 @@ static fp8core_status check_inner(const fp8core_gemm_job *job) {
   return FP8CORE_OK;
 }
 
+// Matrices of a batch that are written: one after the other, or side by side in the same rows, as the heads of an
+// attention layer are.
+static fp8core_status check_batch_apart(const char *name, const fp8core_tensor *tensor, int64_t batch, int64_t stride) {
+  const int64_t m = tensor->shape[0];
+  const int64_t n = tensor->shape[1];
+  if (batch == 1 || m == 0 || n == 0) return FP8CORE_OK;
+  const int apart = stride >= (m - 1) * tensor->row_stride + n;
+  const int interleaved = stride >= n && (batch - 1) * stride <= tensor->row_stride - n;
+  if (apart || interleaved) return FP8CORE_OK;
+  return fp8core_invalid("batch_stride_%s is %lld, which makes the [%lld, %lld] matrices overlap (row stride %lld)",
+                         name, (long long)stride, (long long)m, (long long)n, (long long)tensor->row_stride);
+}
+
 static fp8core_status check_aliasing(const fp8core_gemm_job *job) {
   const fp8core_gemm_options *options = &job->options;
   const fp8core_tensor none = {0};
@@ -161,15 +175,7 @@ static fp8core_status check_aliasing(const fp8core_gemm_job *job) {
   FP8CORE_TRY(region_of("A", &job->a, options->batch, options->batch_stride_a, &a));
   FP8CORE_TRY(region_of("B", &job->b, options->batch, options->batch_stride_b, &b));
   FP8CORE_TRY(region_of("D", &job->d, options->batch, options->batch_stride_d, &d));
-  if (options->batch > 1 && d.span != 0) {
-    const int64_t stride = options->batch_stride_d;
-    const int apart = stride >= (job->m - 1) * job->d.row_stride + job->n;
-    // Products side by side in the same rows, as the heads of an attention layer are.
-    const int interleaved = stride >= job->n && (options->batch - 1) * stride <= job->d.row_stride - job->n;
-    if (!apart && !interleaved)
-      return fp8core_invalid("batch_stride_d is %lld, which makes the [%lld, %lld] results overlap (row stride %lld)",
-                             (long long)stride, (long long)job->m, (long long)job->n, (long long)job->d.row_stride);
-  }
+  FP8CORE_TRY(check_batch_apart("d", &job->d, options->batch, options->batch_stride_d));
   memset(&c, 0, sizeof(c));
   c.name = "C";
   if (job->c.data) {
@@ -181,7 +187,8 @@ static fp8core_status check_aliasing(const fp8core_gemm_job *job) {
       return overlap(&c, &d, "distinct memory, or the same memory with equal dtype and strides");
   }
   FP8CORE_TRY(region_of("bias", job->bias.data ? &job->bias : &none, 1, 0, &bias));
-  FP8CORE_TRY(region_of("auxiliary", job->auxiliary.data ? &job->auxiliary : &none, 1, 0, &auxiliary));
+  FP8CORE_TRY(region_of("auxiliary", job->auxiliary.data ? &job->auxiliary : &none, options->batch,
+                        options->batch_stride_auxiliary, &auxiliary));
   FP8CORE_TRY(region_of("bias_gradient", job->bias_gradient.data ? &job->bias_gradient : &none, 1, 0, &bias_gradient));
   if (!job->bias.data) bias.span = 0;
   if (!job->auxiliary.data) auxiliary.span = 0;
@@ -190,8 +197,11 @@ static fp8core_status check_aliasing(const fp8core_gemm_job *job) {
   const region *const beside_auxiliary[] = {&a, &b, &c, &bias};
   const region *const beside_gradient[] = {&a, &b, &c, &d, &bias, &auxiliary};
   FP8CORE_TRY(refuse_overlap(&d, read_beside_d, 4));
-  if (options->epilogue == FP8CORE_EPILOGUE_RELU || options->epilogue == FP8CORE_EPILOGUE_GELU)
+  if (job->auxiliary.data &&
+      (options->epilogue == FP8CORE_EPILOGUE_RELU || options->epilogue == FP8CORE_EPILOGUE_GELU)) {
+    FP8CORE_TRY(check_batch_apart("auxiliary", &job->auxiliary, options->batch, options->batch_stride_auxiliary));
     FP8CORE_TRY(refuse_overlap(&auxiliary, beside_auxiliary, 4));
+  }
   return refuse_overlap(&bias_gradient, beside_gradient, 6);
 }
 
@@ -327,7 +337,7 @@ static void reference_row(const fp8core_gemm_job *job, reference_block *block, i
     }
     double auxiliary = 0.0;
     if (job->auxiliary.data) {
-      const int64_t index = row * job->auxiliary.row_stride + column;
+      const int64_t index = block->product * options->batch_stride_auxiliary + row * job->auxiliary.row_stride + column;
       if (options->epilogue == FP8CORE_EPILOGUE_RELU || options->epilogue == FP8CORE_EPILOGUE_GELU) {
         raise_amax(job->auxiliary.amax, (float)value);
         fp8core_store_element(job->auxiliary.dtype, job->auxiliary.data, index,
@@ -361,17 +371,17 @@ fp8core_status fp8core_gemm_reference(fp8core_accumulation accumulation, const f
   reference_block block;
   block.accumulation = accumulation;
   block.factor = fp8core_gemm_factor(&job);
-  for (block.product = 0; block.product < job.options.batch; block.product++)
-    for (block.column = 0; block.column < job.n; block.column += REFERENCE_COLUMNS) {
-      block.columns = (int)(job.n - block.column < REFERENCE_COLUMNS ? job.n - block.column : REFERENCE_COLUMNS);
-      memset(block.sums, 0, sizeof(block.sums));
+  for (block.column = 0; block.column < job.n; block.column += REFERENCE_COLUMNS) {
+    block.columns = (int)(job.n - block.column < REFERENCE_COLUMNS ? job.n - block.column : REFERENCE_COLUMNS);
+    memset(block.sums, 0, sizeof(block.sums));
+    for (block.product = 0; block.product < job.options.batch; block.product++)
       for (int64_t row = 0; row < job.m; row++) reference_row(&job, &block, row);
-      if (!job.bias_gradient.data) continue;
-      for (int j = 0; j < block.columns; j++) {
-        raise_amax(job.bias_gradient.amax, (float)block.sums[j]);
-        fp8core_store_element(FP8CORE_FP32, job.bias_gradient.data, block.column + j,
-                              (float)block.sums[j] * fp8core_scale_of(job.bias_gradient.scale));
-      }
+    if (!job.bias_gradient.data) continue;
+    for (int j = 0; j < block.columns; j++) {
+      raise_amax(job.bias_gradient.amax, (float)block.sums[j]);
+      fp8core_store_element(FP8CORE_FP32, job.bias_gradient.data, block.column + j,
+                            (float)block.sums[j] * fp8core_scale_of(job.bias_gradient.scale));
     }
+  }
   return FP8CORE_OK;
 }

@@ -679,6 +679,68 @@ static void test_batches(void **state) {
   fp8core_context_destroy(&context);
 }
 
+// Each product of a batch has auxiliary values of its own, read and written; the column sums are over all rows of all.
+static void test_epilogues_of_batches(void **state) {
+  (void)state;
+  fp8core_context *context = test_context_default();
+  enum { BATCH = 3, M = 16, N = 32, K = 16 };
+  static float a[BATCH * M * K];
+  static float b[K * N];
+  static float x[BATCH * M * N];
+  test_random random = {12};
+  for (int i = 0; i < BATCH * M * K; i++) a[i] = (float)((int)(test_random_bits(&random) % 9) - 4);
+  for (int i = 0; i < K * N; i++) b[i] = (float)((int)(test_random_bits(&random) % 5) - 2);
+  for (int i = 0; i < BATCH * M * N; i++) x[i] = (float)((int)(test_random_bits(&random) % 3) - 1);
+  operand left = make(context, FP8CORE_E4M3, BATCH * M, K, a);
+  operand right = make(context, FP8CORE_E4M3, K, N, b);
+  for (int interleaved = 0; interleaved < 2; interleaved++)
+    for (int backward = 0; backward < 2; backward++) {
+      const int64_t rows = interleaved ? M : BATCH * M;
+      const int64_t columns = interleaved ? BATCH * N : N;
+      operand auxiliary = make(context, FP8CORE_BF16, rows, columns, backward ? x : NULL);
+      operand d = make(context, FP8CORE_FP32, rows, columns, NULL);
+      operand gradient = make_vector(context, FP8CORE_FP32, N, NULL);
+      fp8core_tensor first[4] = {left.device, right.device, auxiliary.device, d.device};
+      first[0].shape[0] = first[2].shape[0] = first[3].shape[0] = M;
+      first[2].shape[1] = first[3].shape[1] = N;
+      fp8core_gemm_options options = fp8core_gemm_options_default();
+      options.epilogue = backward ? FP8CORE_EPILOGUE_RELU_BACKWARD : FP8CORE_EPILOGUE_RELU;
+      options.auxiliary = &first[2];
+      options.bias_gradient = &gradient.device;
+      options.batch = BATCH;
+      options.batch_stride_a = (int64_t)M * K;
+      options.batch_stride_d = options.batch_stride_auxiliary = interleaved ? N : (int64_t)M * N;
+      assert_ok(fp8core_gemm(context, &options, &first[0], &first[1], NULL, &first[3]));
+      fetch(context, &d);
+      fetch(context, &auxiliary);
+      fetch(context, &gradient);
+      float sums[N] = {0};
+      float largest = 0.0f;
+      for (int product = 0; product < BATCH; product++)
+        for (int i = 0; i < M; i++)
+          for (int j = 0; j < N; j++) {
+            const int row = interleaved ? i : product * M + i;
+            const int column = interleaved ? product * N + j : j;
+            float sum = 0.0f;
+            for (int k = 0; k < K; k++) sum += a[(product * M + i) * K + k] * b[k * N + j];
+            const float at = backward ? x[row * columns + column] : sum;
+            const float expected = at > 0.0f ? sum : 0.0f;
+            assert_true(value_at(&auxiliary, row, column) == at);
+            assert_true(value_at(&d, row, column) == expected);
+            sums[j] += expected;
+            largest = fmaxf(largest, fabsf(sum));
+          }
+      for (int j = 0; j < N; j++) assert_true(value_at(&gradient, 0, j) == sums[j]);
+      if (!backward) assert_true(auxiliary.host_floats[2] == largest);
+      drop(context, &auxiliary);
+      drop(context, &d);
+      drop(context, &gradient);
+    }
+  drop(context, &left);
+  drop(context, &right);
+  fp8core_context_destroy(&context);
+}
+
 // A and D as columns of one buffer, which no byte of the others may suffer from.
 static void test_columns_of_one_buffer(void **state) {
   (void)state;
@@ -952,7 +1014,7 @@ static void test_bad_batches(void **state) {
   refuse(bad, "batch_stride_c is -1, expected 0 or more");
   bad = good;
   bad.options.batch = 2;
-  refuse(bad, "batch_stride_d is 0, which makes the [6, 10] results overlap");
+  refuse(bad, "batch_stride_d is 0, which makes the [6, 10] matrices overlap");
   bad.options.batch_stride_d = 59;
   refuse(bad, "batch_stride_d is 59");
   bad.options.batch_stride_d = 60;
@@ -964,11 +1026,29 @@ static void test_bad_batches(void **state) {
   bad.options.batch = 2;
   bad.options.batch_stride_d = 60;
   bad.options.bias_gradient = &good.gradient;
-  refuse(bad, "bias_gradient is set with batch 2");
+  assert_ok(try(&bad));
   bad.options.bias_gradient = NULL;
   bad.options.epilogue = FP8CORE_EPILOGUE_RELU;
   bad.options.auxiliary = &good.auxiliary;
-  refuse(bad, "auxiliary is set with batch 2");
+  refuse(bad, "batch_stride_auxiliary is 0, which makes the [6, 10] matrices overlap");
+  bad.options.batch_stride_auxiliary = 59;
+  refuse(bad, "batch_stride_auxiliary is 59");
+  bad.options.batch_stride_auxiliary = -60;
+  refuse(bad, "batch_stride_auxiliary is -60, expected 0 or more");
+  bad.options.batch_stride_auxiliary = 60;
+  assert_ok(try(&bad));
+  // The second one reaches into the sums.
+  bad.options.batch_stride_auxiliary = 512;
+  bad.options.bias_gradient = &good.gradient;
+  refuse_overlap(&bad, "bias_gradient", bad.gradient.data, "auxiliary", bad.auxiliary.data);
+  bad.options.bias_gradient = NULL;
+  // What is only read may be one matrix for all. A caller that was compiled before the field has no other.
+  bad.options.batch_stride_auxiliary = 0;
+  bad.options.epilogue = FP8CORE_EPILOGUE_RELU_BACKWARD;
+  assert_ok(try(&bad));
+  bad.options.batch_stride_auxiliary = -1;
+  bad.options.size = offsetof(fp8core_gemm_options, batch_stride_auxiliary);
+  assert_ok(try(&bad));
   // The second D reaches into the bias, the second A into B.
   bad = good;
   bad.options.batch = 5;
@@ -1095,6 +1175,7 @@ int main(void) {
     cmocka_unit_test(test_activations),
     cmocka_unit_test(test_activations_of_specials),
     cmocka_unit_test(test_batches),
+    cmocka_unit_test(test_epilogues_of_batches),
     cmocka_unit_test(test_columns_of_one_buffer),
     cmocka_unit_test(test_threads_and_repeats),
     cmocka_unit_test(test_reference_accumulation),

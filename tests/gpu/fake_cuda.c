@@ -105,6 +105,7 @@ typedef struct operation {
   int32_t type_bias;
   int32_t type_auxiliary;
   int64_t leading_auxiliary;
+  int64_t stride_auxiliary;
   int8_t fast_accumulation;
   const void *bias;
   void *auxiliary;
@@ -185,6 +186,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
   case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return SET(to->auxiliary);
   case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return SET(to->type_auxiliary);
   case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return SET(to->leading_auxiliary);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return SET(to->stride_auxiliary);
   case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return SET(to->fast_accumulation);
   case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return SET(to->scale_a);
   case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return SET(to->scale_b);
@@ -308,7 +310,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   *found = 0;
   if (most < 1 || a->leading < a->rows || b->leading < b->rows || c->leading < c->rows || d->leading < d->rows)
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (of->auxiliary && (of->leading_auxiliary % 8 != 0 || of->leading_auxiliary < d->rows))
+  if (of->auxiliary &&
+      (of->leading_auxiliary % 8 != 0 || of->leading_auxiliary < d->rows || of->stride_auxiliary % 8 != 0))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (((const preference *)(const void *)wanted)->reductions != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) abort();
   const int fp8 = is_fp8((int)a->type) && is_fp8((int)b->type);
@@ -381,7 +384,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         double value = factor * sum;
         if (beta_value != 0.0) value += beta_value * load((int)lc->type, c, matrix * lc->stride + j * lc->leading + i);
         if (has_bias(of)) value += load(of->type_bias, of->bias, i);
-        const int64_t auxiliary_index = j * of->leading_auxiliary + i;
+        const int64_t auxiliary_index = matrix * of->stride_auxiliary + j * of->leading_auxiliary + i;
         switch (of->epilogue & ~CUBLASLT_EPILOGUE_BIAS) {
         case CUBLASLT_EPILOGUE_GELU_AUX:
           store(of->type_auxiliary, of->auxiliary, auxiliary_index, value);

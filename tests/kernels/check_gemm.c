@@ -291,9 +291,9 @@ static void expect(const gemm_case *parameters, const matrix *a, const matrix *b
     double x = 0.0;
     if (parameters->epilogue == FP8CORE_EPILOGUE_RELU_BACKWARD ||
         parameters->epilogue == FP8CORE_EPILOGUE_GELU_BACKWARD)
-      x =
-        (double)load(parameters->auxiliary_dtype, auxiliary->tensor.data, row * auxiliary->tensor.row_stride + column) *
-        (double)auxiliary->scale_inverse;
+      x = (double)load(parameters->auxiliary_dtype, auxiliary->tensor.data,
+                       batch * auxiliary->batch_stride + row * auxiliary->tensor.row_stride + column) *
+          (double)auxiliary->scale_inverse;
     double after = value;
     double after_error = error;
     switch (parameters->epilogue) {
@@ -339,8 +339,9 @@ static int check_results(const gemm_case *parameters, const expectation *expecte
       return 0;
     }
     if (auxiliary && parameters->epilogue <= FP8CORE_EPILOGUE_GELU &&
-        !within(parameters, "auxiliary", &auxiliary->tensor, row * auxiliary->tensor.row_stride + column,
-                expected->before[i], expected->before_error[i], auxiliary->scale, row, column))
+        !within(parameters, "auxiliary", &auxiliary->tensor,
+                batch * auxiliary->batch_stride + row * auxiliary->tensor.row_stride + column, expected->before[i],
+                expected->before_error[i], auxiliary->scale, row, column))
       return 0;
     low_amax = fmax(low_amax, fabs(expected->after[i]) - expected->after_error[i]);
     high_amax = fmax(high_amax, fabs(expected->after[i]) + expected->after_error[i]);
@@ -356,10 +357,11 @@ static int check_bias_gradient(const gemm_case *parameters, const expectation *e
   for (int64_t column = 0; column < parameters->n; column++) {
     double sum = 0.0;
     double error = 0.0;
-    for (int64_t row = 0; row < parameters->m; row++) {
+    const int64_t rows = parameters->batch * parameters->m;
+    for (int64_t row = 0; row < rows; row++) {
       sum += expected->after[row * parameters->n + column];
       error += expected->after_error[row * parameters->n + column] +
-               (double)parameters->m * 1.01 * UNIT * fabs(expected->after[row * parameters->n + column]);
+               (double)rows * 1.01 * UNIT * fabs(expected->after[row * parameters->n + column]);
     }
     if (fabs((double)gradient[column] - sum) > error + fabs(sum) * 0x1p-23) {
       fail_case(parameters, "bias_gradient[%lld] is %.9g, expected %.9g within %.3g", (long long)column,
@@ -370,147 +372,189 @@ static int check_bias_gradient(const gemm_case *parameters, const expectation *e
   return 1;
 }
 
-// Bit for bit: the same D, auxiliary, amax and column sums from `threads` threads, and on the scalar tier from the
-// reference.
-static void check_same_bits(const gemm_case *parameters, const char *other, const matrix *d, const matrix *again,
-                            const float *gradient, const float *gradient_again) {
-  if (memcmp(d->memory, again->memory, d->bytes + 2 * GUARD) != 0) {
-    const size_t size = fp8core_dtype_size(parameters->d_dtype);
-    size_t byte = 0;
-    while (d->memory[byte] == again->memory[byte]) byte++;
-    const int64_t index = ((int64_t)byte - GUARD) / (int64_t)size;
-    fail_case(parameters, "D differs from %s: element %lld is %.9g, not %.9g", other, (long long)index,
-              (double)load(parameters->d_dtype, d->tensor.data, index),
-              (double)load(parameters->d_dtype, again->tensor.data, index));
+// What a product writes.
+typedef struct product_results {
+  matrix d;
+  matrix auxiliary;
+  float *gradient;
+  fp8core_tensor gradient_tensor;
+} product_results;
+
+static int is_backward(const gemm_case *parameters) { return parameters->epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD; }
+
+// Untouched memory for the results of a product, with the scales of `like`.
+static void create_results(const gemm_case *parameters, const product_results *like, product_results *created) {
+  create_matrix(&created->d, parameters->d_dtype, parameters->m, parameters->n, parameters->gap, parameters->batch,
+                parameters->interleaved);
+  create_matrix(&created->auxiliary, parameters->auxiliary_dtype, parameters->m, parameters->n, parameters->gap,
+                parameters->batch, parameters->interleaved);
+  if (like) {
+    created->d.scale = like->d.scale;
+    created->auxiliary.scale = like->auxiliary.scale;
+    created->auxiliary.scale_inverse = like->auxiliary.scale_inverse;
+    if (is_backward(parameters))
+      memcpy(created->auxiliary.memory, like->auxiliary.memory, like->auxiliary.bytes + 2 * GUARD);
   }
-  if (memcmp(&d->amax, &again->amax, sizeof(float)) != 0) fail_case(parameters, "amax differs from %s", other);
-  if (parameters->with_bias_gradient && gradient &&
-      memcmp(gradient, gradient_again, (size_t)parameters->n * sizeof(float)) != 0)
+  created->d.tensor.scale = &created->d.scale;
+  created->d.tensor.amax = &created->d.amax;
+  created->auxiliary.tensor.scale = &created->auxiliary.scale;
+  created->auxiliary.tensor.scale_inverse = &created->auxiliary.scale_inverse;
+  created->auxiliary.tensor.amax = &created->auxiliary.amax;
+  created->gradient = allocate((size_t)parameters->n * sizeof(float));
+  created->gradient_tensor = fp8core_tensor_create(created->gradient, FP8CORE_FP32, 1, &parameters->n);
+}
+
+static void free_results(product_results *freed) {
+  free(freed->d.memory);
+  free(freed->auxiliary.memory);
+  free(freed->gradient);
+}
+
+static fp8core_gemm_options options_into(const gemm_case *parameters, fp8core_gemm_options options,
+                                         const product_results *target) {
+  options.auxiliary = parameters->with_auxiliary ? &target->auxiliary.tensor : NULL;
+  options.bias_gradient = parameters->with_bias_gradient ? &target->gradient_tensor : NULL;
+  return options;
+}
+
+static void check_same_matrix(const gemm_case *parameters, const char *what, const char *other, const matrix *one,
+                              const matrix *again) {
+  if (memcmp(one->memory, again->memory, one->bytes + 2 * GUARD) != 0) {
+    const fp8core_dtype dtype = one->tensor.dtype;
+    size_t byte = 0;
+    while (one->memory[byte] == again->memory[byte]) byte++;
+    const int64_t start = (unsigned char *)one->tensor.data - one->memory;
+    const int64_t index = ((int64_t)byte - start) / (int64_t)fp8core_dtype_size(dtype);
+    fail_case(parameters, "%s differs from %s: element %lld is %.9g, not %.9g", what, other, (long long)index,
+              (double)load(dtype, one->tensor.data, index), (double)load(dtype, again->tensor.data, index));
+  }
+  if (memcmp(&one->amax, &again->amax, sizeof(float)) != 0)
+    fail_case(parameters, "amax of %s differs from %s: %.9g, not %.9g", what, other, (double)one->amax,
+              (double)again->amax);
+}
+
+// Bit for bit: the same D, auxiliary and their amaxes from `threads` threads, and on the scalar tier from the
+// reference; and the same column sums, where their order is the same.
+static void check_same_bits(const gemm_case *parameters, const char *other, const product_results *one,
+                            const product_results *again, int with_gradient) {
+  check_same_matrix(parameters, "D", other, &one->d, &again->d);
+  if (parameters->with_auxiliary) check_same_matrix(parameters, "auxiliary", other, &one->auxiliary, &again->auxiliary);
+  if (parameters->with_bias_gradient && with_gradient &&
+      memcmp(one->gradient, again->gradient, (size_t)parameters->n * sizeof(float)) != 0)
     fail_case(parameters, "bias_gradient differs from %s", other);
+}
+
+// The products of a batch, one call each.
+static void run_one_by_one(const gemm_case *parameters, fp8core_gemm_options options, const matrix *a, const matrix *b,
+                           const matrix *c, product_results *target) {
+  const matrix *whole[5] = {a, b, c, &target->d, &target->auxiliary};
+  options.batch = 1;
+  options.bias_gradient = NULL;
+  for (int64_t i = 0; i < parameters->batch; i++) {
+    fp8core_tensor one[5];
+    for (int j = 0; j < 5; j++) {
+      one[j] = whole[j]->tensor;
+      one[j].data =
+        (unsigned char *)one[j].data + (size_t)(i * whole[j]->batch_stride) * fp8core_dtype_size(one[j].dtype);
+    }
+    options.auxiliary = parameters->with_auxiliary ? &one[4] : NULL;
+    if (fp8core_gemm(context_of(parameters->isa, parameters->threads), &options, &one[0], &one[1], &one[2], &one[3]) !=
+        FP8CORE_OK)
+      fail_case(parameters, "%s", fp8core_last_error());
+  }
 }
 
 static void run_case(const gemm_case *parameters, int compare_threads) {
   matrix a;
   matrix b;
   matrix c;
-  matrix d;
-  matrix again;
-  matrix auxiliary;
+  product_results first;
+  product_results again;
   const int64_t m = parameters->m;
   const int64_t n = parameters->n;
   const int64_t k = parameters->k;
   const int64_t batch = parameters->batch;
+  const int backward = is_backward(parameters);
   checks++;
   create_matrix(&a, parameters->a_dtype, parameters->transpose_a ? k : m, parameters->transpose_a ? m : k,
                 parameters->gap, batch, 0);
   create_matrix(&b, parameters->b_dtype, parameters->transpose_b ? n : k, parameters->transpose_b ? k : n,
                 parameters->gap, batch, 0);
   create_matrix(&c, parameters->c_dtype, m, n, parameters->gap, batch, 0);
-  create_matrix(&d, parameters->d_dtype, m, n, parameters->gap, batch, parameters->interleaved);
-  create_matrix(&auxiliary, parameters->auxiliary_dtype, m, n, parameters->gap, 1, 0);
+  create_results(parameters, NULL, &first);
   fill(&a, batch, parameters->exact);
   fill(&b, batch, parameters->exact);
   fill(&c, batch, parameters->exact);
-  const int backward = parameters->epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD;
-  if (backward) fill(&auxiliary, 1, parameters->exact);
-  if (parameters->with_auxiliary && !backward) {
-    auxiliary.scale = parameters->exact ? 1.0f : 1.75f;
-    auxiliary.tensor.scale = &auxiliary.scale;
-    auxiliary.tensor.amax = &auxiliary.amax;
-  }
-  if (!parameters->exact) d.scale = (float)ldexp(1.0 + random_uniform(), (int)random_below(6) - 5);
-  d.tensor.scale = &d.scale;
-  d.tensor.amax = &d.amax;
+  if (backward)
+    fill(&first.auxiliary, batch, parameters->exact);
+  else if (!parameters->exact)
+    first.auxiliary.scale = 1.75f;
+  if (!parameters->exact) first.d.scale = (float)ldexp(1.0 + random_uniform(), (int)random_below(6) - 5);
   float *bias = allocate((size_t)n * sizeof(float));
-  float *gradient = allocate((size_t)n * sizeof(float));
-  float *gradient_again = allocate((size_t)n * sizeof(float));
   for (int64_t i = 0; i < n; i++)
     bias[i] = parameters->exact ? (float)(random_below(9) - 4) : (float)(random_uniform() * 4.0 - 2.0);
   fp8core_gemm_options options = fp8core_gemm_options_default();
   const fp8core_tensor bias_tensor = fp8core_tensor_create(bias, FP8CORE_FP32, 1, &n);
-  fp8core_tensor gradient_tensor = fp8core_tensor_create(gradient, FP8CORE_FP32, 1, &n);
   options.transpose_a = parameters->transpose_a;
   options.transpose_b = parameters->transpose_b;
   options.alpha = parameters->alpha;
   options.beta = parameters->beta;
   options.epilogue = parameters->epilogue;
   options.bias = parameters->with_bias ? &bias_tensor : NULL;
-  options.auxiliary = parameters->with_auxiliary ? &auxiliary.tensor : NULL;
-  options.bias_gradient = parameters->with_bias_gradient ? &gradient_tensor : NULL;
   options.batch = batch;
   options.batch_stride_a = a.batch_stride;
   options.batch_stride_b = b.batch_stride;
   options.batch_stride_c = c.batch_stride;
-  options.batch_stride_d = d.batch_stride;
+  options.batch_stride_d = first.d.batch_stride;
+  options.batch_stride_auxiliary = first.auxiliary.batch_stride;
+  options = options_into(parameters, options, &first);
   if (fp8core_gemm(context_of(parameters->isa, parameters->threads), &options, &a.tensor, &b.tensor, &c.tensor,
-                   &d.tensor) != FP8CORE_OK) {
+                   &first.d.tensor) != FP8CORE_OK) {
     fail_case(parameters, "%s", fp8core_last_error());
   } else {
     expectation expected;
-    expect(parameters, &a, &b, &c, parameters->with_bias ? bias : NULL, &auxiliary, &expected);
-    (void)(check_results(parameters, &expected, &d, parameters->with_auxiliary ? &auxiliary : NULL) &&
-           (!parameters->with_bias_gradient || check_bias_gradient(parameters, &expected, gradient)));
-    check_untouched(parameters, "D", &d, batch);
-    check_untouched(parameters, "auxiliary", &auxiliary, backward || parameters->with_auxiliary ? 1 : 0);
+    expect(parameters, &a, &b, &c, parameters->with_bias ? bias : NULL, &first.auxiliary, &expected);
+    (void)(check_results(parameters, &expected, &first.d, parameters->with_auxiliary ? &first.auxiliary : NULL) &&
+           (!parameters->with_bias_gradient || check_bias_gradient(parameters, &expected, first.gradient)));
+    check_untouched(parameters, "D", &first.d, batch);
+    check_untouched(parameters, "auxiliary", &first.auxiliary, backward || parameters->with_auxiliary ? batch : 0);
     free(expected.before);
     free(expected.before_error);
     free(expected.after);
     free(expected.after_error);
   }
-  gradient_tensor.data = gradient_again;
   // A product of one element of K is rounded once on every tier, so only GELU's may differ from the rule by a bit.
   const int exact_gelu =
     parameters->isa == FP8CORE_ISA_SCALAR ||
     (parameters->epilogue != FP8CORE_EPILOGUE_GELU && parameters->epilogue != FP8CORE_EPILOGUE_GELU_BACKWARD);
   if (exact_gelu && (k == 1 || parameters->isa == FP8CORE_ISA_SCALAR)) {
-    create_matrix(&again, parameters->d_dtype, m, n, parameters->gap, batch, parameters->interleaved);
-    again.scale = d.scale;
-    again.tensor.scale = &again.scale;
-    again.tensor.amax = &again.amax;
-    run_reference(FP8CORE_ACCUMULATE_FP32, &options, &a, &b, &c, &again);
+    create_results(parameters, &first, &again);
+    options = options_into(parameters, options, &again);
+    run_reference(FP8CORE_ACCUMULATE_FP32, &options, &a, &b, &c, &again.d);
     // Sums of columns in groups of rows differ in their last bits.
-    check_same_bits(parameters, "the FP32 reference", &d, &again, NULL, NULL);
-    free(again.memory);
+    check_same_bits(parameters, "the FP32 reference", &first, &again, 0);
+    free_results(&again);
   }
   for (int threads = 1; compare_threads && threads <= 4; threads++) {
-    create_matrix(&again, parameters->d_dtype, m, n, parameters->gap, batch, parameters->interleaved);
-    again.scale = d.scale;
-    again.tensor.scale = &again.scale;
-    again.tensor.amax = &again.amax;
-    if (fp8core_gemm(context_of(parameters->isa, threads), &options, &a.tensor, &b.tensor, &c.tensor, &again.tensor) !=
-        FP8CORE_OK)
+    create_results(parameters, &first, &again);
+    options = options_into(parameters, options, &again);
+    if (fp8core_gemm(context_of(parameters->isa, threads), &options, &a.tensor, &b.tensor, &c.tensor,
+                     &again.d.tensor) != FP8CORE_OK)
       fail_case(parameters, "%s", fp8core_last_error());
-    check_same_bits(parameters, "another number of threads", &d, &again, gradient, gradient_again);
-    free(again.memory);
+    check_same_bits(parameters, "another number of threads", &first, &again, 1);
+    free_results(&again);
   }
-  // Each product of the batch alone.
   if (compare_threads && batch > 1) {
-    create_matrix(&again, parameters->d_dtype, m, n, parameters->gap, batch, parameters->interleaved);
-    again.scale = d.scale;
-    again.tensor.scale = &again.scale;
-    again.tensor.amax = &again.amax;
-    options.batch = 1;
-    for (int64_t i = 0; i < batch; i++) {
-      fp8core_tensor one[4] = {a.tensor, b.tensor, c.tensor, again.tensor};
-      const matrix *whole[4] = {&a, &b, &c, &again};
-      for (int j = 0; j < 4; j++)
-        one[j].data =
-          (unsigned char *)one[j].data + (size_t)(i * whole[j]->batch_stride) * fp8core_dtype_size(one[j].dtype);
-      if (fp8core_gemm(context_of(parameters->isa, parameters->threads), &options, &one[0], &one[1], &one[2],
-                       &one[3]) != FP8CORE_OK)
-        fail_case(parameters, "%s", fp8core_last_error());
-    }
-    check_same_bits(parameters, "the products one by one", &d, &again, NULL, NULL);
-    free(again.memory);
+    create_results(parameters, &first, &again);
+    run_one_by_one(parameters, options, &a, &b, &c, &again);
+    check_same_bits(parameters, "the products one by one", &first, &again, 0);
+    free_results(&again);
   }
   free(a.memory);
   free(b.memory);
   free(c.memory);
-  free(d.memory);
-  free(auxiliary.memory);
+  free_results(&first);
   free(bias);
-  free(gradient);
-  free(gradient_again);
 }
 
 static gemm_case plain_case(fp8core_isa isa) {
@@ -544,12 +588,9 @@ static gemm_case random_case(fp8core_isa isa, int64_t largest) {
     parameters.with_bias = (int)random_below(2);
     parameters.beta = random_below(2) == 0 ? 0.0f : parameters.exact ? 1.0f : 0.7f;
     parameters.epilogue = (fp8core_epilogue)random_below(5);
-    if (parameters.epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD) parameters.batch = 1;
-    if (parameters.batch == 1) {
-      parameters.with_auxiliary = parameters.epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD ||
-                                  (parameters.epilogue != FP8CORE_EPILOGUE_NONE && random_below(2));
-      parameters.with_bias_gradient = (int)random_below(2);
-    }
+    parameters.with_auxiliary = parameters.epilogue >= FP8CORE_EPILOGUE_RELU_BACKWARD ||
+                                (parameters.epilogue != FP8CORE_EPILOGUE_NONE && random_below(2));
+    parameters.with_bias_gradient = (int)random_below(2);
   }
   return parameters;
 }

@@ -57,13 +57,13 @@ typedef struct fp8core_gemm_options {
   /**
    * Matrix [M, N] of pre-activations (after bias, before the activation); FP32, BF16 or FP16. Written by ReLU and GELU
    * when not NULL, with a scale and an amax of its own; a value beyond its format becomes infinity. Read by the
-   * backward forms, which need it. Must be NULL without activation, and with batches.
+   * backward forms, which need it. Must be NULL without activation. Of a batch the tensor describes the first matrix.
    */
   const fp8core_tensor *auxiliary;
   /**
    * Vector of N values, FP32: the column sums of the result (after the epilogue, before the cast) are written to it:
-   * the gradient of the bias of the layer below. Its scale and amax, where set, are used. Summed over rows in a fixed
-   * order; zeros where M is 0. NULL: none. Must be NULL with batches.
+   * the gradient of the bias of the layer below. Its scale and amax, where set, are used. Summed over the rows of
+   * all products of a batch, which share a bias, in a fixed order; zeros where M is 0. NULL: none.
    */
   const fp8core_tensor *bias_gradient;
   /**
@@ -80,6 +80,8 @@ typedef struct fp8core_gemm_options {
    * customary in forward products, not in backward ones). No effect elsewhere.
    */
   int fast_accumulation;
+  /** As batch_stride_*, of the auxiliary matrices. Those that are written must not overlap, as D's. */
+  int64_t batch_stride_auxiliary;
 } fp8core_gemm_options;
 
 /** No transposes, alpha 1, beta 0, no epilogue, one product, exact accumulation. */
@@ -100,6 +102,7 @@ static inline fp8core_gemm_options fp8core_gemm_options_default(void) {
   options.batch_stride_c = 0;
   options.batch_stride_d = 0;
   options.fast_accumulation = 0;
+  options.batch_stride_auxiliary = 0;
   return options;
 }
 
@@ -129,8 +132,7 @@ static inline fp8core_gemm_options fp8core_gemm_options_default(void) {
  *         or not on the context's device; a matrix has not two dimensions, a vector not one; sizes do not fit, or
  *         exceed 2^63 - 1 bytes with their batch; alpha or beta is not finite; the epilogue is outside its enum; bias
  *         or auxiliary is FP8, or bias_gradient not FP32; auxiliary is missing for a backward form, or set without an
- *         activation; auxiliary or bias_gradient is set with batches; batch is below 1 or a stride negative; what is
- *         written overlaps something else; on CUDA, a pointer is not aligned;
+ *         activation; batch is below 1 or a stride negative; what is written overlaps something else;
  *         FP8CORE_ERROR_VERSION_MISMATCH for options of a wrong size;
  *         FP8CORE_ERROR_NOT_SUPPORTED on CUDA for E5M2 times E5M2, and where cuBLASLt has no kernel for the product;
  *         FP8CORE_ERROR_OUT_OF_MEMORY when the workspace cannot grow (the context then has none, until a call gets it);

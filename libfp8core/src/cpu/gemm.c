@@ -57,8 +57,9 @@ typedef struct gemm_plan {
   int64_t scratch_b;
   double factor;
   float *bias;
-  // [groups, N]
+  // [batch, groups, N]
   float *column_sums;
+  int64_t groups;
 } gemm_plan;
 
 typedef struct gemm_team {
@@ -88,6 +89,8 @@ typedef struct gemm_area {
 } gemm_area;
 
 typedef struct gemm_product {
+  // The product's part of the plan's; NULL: not wanted.
+  float *column_sums;
   fp8core_gemm_operand a;
   fp8core_gemm_operand b;
   fp8core_gemm_epilogue epilogue;
@@ -164,8 +167,8 @@ static void finish_tile(gemm_team *team, const gemm_product *product, float *sum
     for (int row = 0; row < rows; row++)
       for (int column = 0; column < columns; column++)
         sums[row * tile_columns + column] = (float)((double)sums[row * tile_columns + column] * plan->factor);
-  if (plan->column_sums) {
-    tile.column_sums = plan->column_sums + row_panel / GROUP_PANELS * plan->job->n + tile.column;
+  if (product->column_sums) {
+    tile.column_sums = product->column_sums + row_panel / GROUP_PANELS * plan->job->n + tile.column;
     if (row_panel % GROUP_PANELS == 0) memset(tile.column_sums, 0, (size_t)columns * sizeof(float));
   }
   plan->kernels->finish(&product->epilogue, &tile, &team->maxima);
@@ -246,7 +249,9 @@ static gemm_product product_of(const gemm_plan *plan, int64_t index) {
   const int64_t b_size = (int64_t)fp8core_dtype_size(job->b.dtype);
   const int64_t c_size = (int64_t)fp8core_dtype_size(job->c.dtype);
   const int64_t d_size = (int64_t)fp8core_dtype_size(job->d.dtype);
+  const int64_t auxiliary_size = (int64_t)fp8core_dtype_size(job->auxiliary.dtype);
   gemm_product product;
+  product.column_sums = plan->column_sums ? plan->column_sums + index * plan->groups * job->n : NULL;
   // Without K the operands may be NULL; nothing is packed then.
   product.a.data = job->k ? (const unsigned char *)job->a.data + index * options->batch_stride_a * a_size : NULL;
   product.a.dtype = job->a.dtype;
@@ -269,7 +274,9 @@ static gemm_product product_of(const gemm_plan *plan, int64_t index) {
   epilogue->d_stride = job->d.row_stride;
   epilogue->d_scale = fp8core_scale_of(job->d.scale);
   epilogue->bias = plan->bias;
-  epilogue->auxiliary = job->auxiliary.data;
+  epilogue->auxiliary = job->auxiliary.data ? (unsigned char *)job->auxiliary.data +
+                                                index * options->batch_stride_auxiliary * auxiliary_size
+                                            : NULL;
   epilogue->auxiliary_dtype = job->auxiliary.dtype;
   epilogue->auxiliary_stride = job->auxiliary.row_stride;
   epilogue->auxiliary_scale = fp8core_scale_of(job->auxiliary.scale);
@@ -378,7 +385,7 @@ static int choose_threads(const fp8core_context *context, const fp8core_gemm_job
 static void store_bias_gradient(const gemm_plan *plan) {
   const fp8core_tensor *gradient = &plan->job->bias_gradient;
   const int64_t n = plan->job->n;
-  const int64_t groups = divide_up(plan->row_panels, GROUP_PANELS);
+  const int64_t groups = plan->job->options.batch * plan->groups;
   const float scale = fp8core_scale_of(gradient->scale);
   float *total = plan->column_sums;
   uint32_t largest = 0;
@@ -428,9 +435,9 @@ fp8core_status fp8core_cpu_gemm(fp8core_context *context, const fp8core_gemm_job
   choose_blocks(&plan);
   plan.threads = threads;
   const int64_t bias_bytes = job->bias.data ? round_up(job->n * (int64_t)sizeof(float), 4096) : 0;
+  plan.groups = divide_up(plan.row_panels, GROUP_PANELS);
   const int64_t sums_bytes =
-    job->bias_gradient.data ? round_up(divide_up(plan.row_panels, GROUP_PANELS) * job->n * (int64_t)sizeof(float), 4096)
-                            : 0;
+    job->bias_gradient.data ? round_up(job->options.batch * plan.groups * job->n * (int64_t)sizeof(float), 4096) : 0;
   const int64_t maxima_bytes = round_up(threads * (int64_t)sizeof(fp8core_gemm_maxima) + CACHE_LINE, 4096);
   const int64_t bytes = bias_bytes + sums_bytes + maxima_bytes +
                         (plan.separate ? plan.b_bytes * threads : plan.b_bytes) + plan.scratch_bytes * threads;

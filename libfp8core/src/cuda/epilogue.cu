@@ -172,7 +172,7 @@ static __global__ __launch_bounds__(threads) void epilogue_kernel(const fp8core_
           for (int i = 0; i < 4; i++) values[i] = values[i] + bias[i];
         }
         float auxiliary[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        const int64_t auxiliary_index = row * job.auxiliary.stride + column;
+        const int64_t auxiliary_index = matrix * job.auxiliary_batch_stride + row * job.auxiliary.stride + column;
         if (reads_auxiliary) load_values(job.auxiliary, auxiliary_index, valid, auxiliary_inverse, auxiliary);
         if (writes_auxiliary) {
           store_values(job.auxiliary, auxiliary_index, valid, auxiliary_scale, values);
@@ -200,7 +200,7 @@ static __global__ __launch_bounds__(threads) void epilogue_kernel(const fp8core_
         if (thread < tile_columns && summed < job.columns) {
           float sum = 0.0f;
           for (int i = 0; i < tile_rows; i++) sum += shared_sums[i][thread];
-          job.partial_sums[block * job.columns + summed] = sum;
+          job.partial_sums[(matrix * row_blocks + block) * job.columns + summed] = sum;
         }
         __syncthreads();
       }

@@ -293,7 +293,8 @@ static int fused_epilogue(const gemm_product *product) {
   const int scaled = epilogue == FP8CORE_EPILOGUE_GELU ? job->auxiliary.scale || job->auxiliary.amax
                                                        : job->auxiliary.scale_inverse != NULL;
   return !scaled && job->auxiliary.dtype == (is_fp8(job->d.dtype) ? FP8CORE_FP16 : job->d.dtype) &&
-         (uintptr_t)job->auxiliary.data % FP8_ALIGNMENT == 0 && job->auxiliary.row_stride % 8 == 0;
+         (uintptr_t)job->auxiliary.data % FP8_ALIGNMENT == 0 && job->auxiliary.row_stride % 8 == 0 &&
+         (job->options.batch == 1 || job->options.batch_stride_auxiliary % 8 == 0);
 }
 
 static int64_t blas_epilogue(const fp8core_gemm_job *job) {
@@ -339,6 +340,7 @@ static void describe_fused(const gemm_product *product, fp8core_cuda_plan_key *k
   if (job->auxiliary.data) {
     key->type_auxiliary = cuda_type(job->auxiliary.dtype);
     key->leading_auxiliary = job->auxiliary.row_stride;
+    key->stride_auxiliary = batched ? options->batch_stride_auxiliary : 0;
     key->alignment_auxiliary = fp8core_cuda_alignment(job->auxiliary.data, 0);
     pointers->auxiliary = job->auxiliary.data;
   }
@@ -451,6 +453,11 @@ static void describe_sums(const gemm_product *product, const gemm_part *part, fp
   pointers->c = pointers->d = product->sums;
 }
 
+// Partial sums of columns that a matrix of a batch has.
+static int64_t row_blocks(const fp8core_gemm_job *job) {
+  return (job->m + FP8CORE_CUDA_EPILOGUE_ROWS - 1) / FP8CORE_CUDA_EPILOGUE_ROWS;
+}
+
 static fp8core_status run_epilogue(const gemm_product *product, const gemm_part *part, const float *sums) {
   const fp8core_gemm_job *job = product->job;
   const fp8core_gemm_options *options = &job->options;
@@ -471,6 +478,7 @@ static fp8core_status run_epilogue(const gemm_product *product, const gemm_part 
   epilogue.bias = rows_of(&job->bias);
   epilogue.epilogue = options->epilogue;
   epilogue.auxiliary = rows_of(&job->auxiliary);
+  epilogue.auxiliary_batch_stride = options->batch_stride_auxiliary;
   epilogue.d = rows_of(&job->d);
   epilogue.d_batch_stride = options->batch_stride_d;
   epilogue.c.data =
@@ -481,12 +489,17 @@ static fp8core_status run_epilogue(const gemm_product *product, const gemm_part 
   epilogue.d.data =
     (unsigned char *)job->d.data +
     (part->first_matrix * options->batch_stride_d + part->first_row * job->d.row_stride) * size_of(job->d.dtype);
-  epilogue.auxiliary.data = job->auxiliary.data
-                              ? (unsigned char *)job->auxiliary.data +
-                                  part->first_row * job->auxiliary.row_stride * size_of(job->auxiliary.dtype)
-                              : NULL;
+  epilogue.auxiliary.data =
+    job->auxiliary.data ? (unsigned char *)job->auxiliary.data + (part->first_matrix * options->batch_stride_auxiliary +
+                                                                  part->first_row * job->auxiliary.row_stride) *
+                                                                   size_of(job->auxiliary.dtype)
+                        : NULL;
+  // A part of several matrices has all of their rows.
   epilogue.partial_sums =
-    job->bias_gradient.data ? product->partial_sums + part->first_row / FP8CORE_CUDA_EPILOGUE_ROWS * job->n : NULL;
+    job->bias_gradient.data
+      ? product->partial_sums +
+          (part->first_matrix * row_blocks(job) + part->first_row / FP8CORE_CUDA_EPILOGUE_ROWS) * job->n
+      : NULL;
   return fp8core_cuda_check_launch(fp8core_cuda_launch_epilogue(&product->state->target, &epilogue),
                                    "launch of an epilogue");
 }
@@ -495,15 +508,14 @@ static fp8core_status finish_bias_gradient(const gemm_product *product) {
   const fp8core_gemm_job *job = product->job;
   if (!job->bias_gradient.data) return FP8CORE_OK;
   const fp8core_rows sums = rows_of(&job->bias_gradient);
-  const int64_t blocks = (job->m + FP8CORE_CUDA_EPILOGUE_ROWS - 1) / FP8CORE_CUDA_EPILOGUE_ROWS;
-  return fp8core_cuda_check_launch(
-    fp8core_cuda_launch_column_sums(&product->state->target, &sums, product->partial_sums, blocks, job->n),
-    "launch of column sums");
+  return fp8core_cuda_check_launch(fp8core_cuda_launch_column_sums(&product->state->target, &sums,
+                                                                   product->partial_sums,
+                                                                   job->options.batch * row_blocks(job), job->n),
+                                   "launch of column sums");
 }
 
 static int64_t partial_bytes(const fp8core_gemm_job *job) {
-  const int64_t blocks = (job->m + FP8CORE_CUDA_EPILOGUE_ROWS - 1) / FP8CORE_CUDA_EPILOGUE_ROWS;
-  return job->bias_gradient.data ? blocks * job->n * (int64_t)sizeof(float) : 0;
+  return job->bias_gradient.data ? job->options.batch * row_blocks(job) * job->n * (int64_t)sizeof(float) : 0;
 }
 
 // Matrices and rows a part, so that its sums stay within PRODUCT_BYTES.

@@ -68,7 +68,8 @@ typedef struct fp8core_cuda_epilogue {
   fp8core_rows bias;
   fp8core_epilogue epilogue;
   fp8core_rows auxiliary;
-  // Sums of columns over each FP8CORE_CUDA_EPILOGUE_ROWS rows, [row blocks, columns]; NULL: not wanted.
+  int64_t auxiliary_batch_stride;
+  // Sums of columns over each FP8CORE_CUDA_EPILOGUE_ROWS rows, [batch, row blocks, columns]; NULL: not wanted.
   float *partial_sums;
   fp8core_rows d;
   int64_t d_batch_stride;

@@ -115,6 +115,9 @@ static fp8core_status describe_operation(fp8core_cuda_plan *plan, const fp8core_
     FP8CORE_TRY(set_int32(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, key->type_auxiliary));
     FP8CORE_TRY(set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->leading_auxiliary,
                               sizeof(key->leading_auxiliary)));
+    if (key->batch > 1)
+      FP8CORE_TRY(set_attribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &key->stride_auxiliary,
+                                sizeof(key->stride_auxiliary)));
   }
   if (key->fast_accumulation) {
     const int8_t fast = 1;

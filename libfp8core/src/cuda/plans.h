@@ -35,6 +35,7 @@ typedef struct fp8core_cuda_plan_key {
   int64_t alignment_bias;
   int64_t type_auxiliary;
   int64_t leading_auxiliary;
+  int64_t stride_auxiliary;
   int64_t alignment_auxiliary;
   int64_t fast_accumulation;
   int64_t device_factors;
