@@ -52,6 +52,18 @@ fp8core_tensor test_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_
   return fp8core_tensor_matrix(data, dtype, rows, columns, test_device());
 }
 
+double test_cuda_product_error(fp8core_dtype a, fp8core_dtype b, int fast_accumulation) {
+  if (fp8core_dtype_size(a) == 1 && fp8core_dtype_size(b) == 1) return fast_accumulation ? 0x1p-8 : 0x1p-9;
+  return a == FP8CORE_FP32 || b == FP8CORE_FP32 ? 0x1p-18 : 0x1p-15;
+}
+
+const test_factors test_extreme_factors[TEST_EXTREME_FACTORS] = {
+  {0x1p-100f, 0x1p-100f, 0x1p-126f, 6 * 0x1p74f}, {0x1p100f, 0x1p100f, 0x1p126f, 6 * 0x1p-74f},
+  {0x1p100f, 0x1p30f, 1.0f, 6 * 0x1p-130f},       {0x1p126f, 0x1p22f, 1.0f, 6 * 0x1p-148f},
+  {0x1p-126f, 0x1p-126f, 1.0f, INFINITY},         {0x1p126f, 0x1p126f, 1.0f, 0.0f},
+  {0x1p-120f, 0x1p-5f, 1.0f, 6 * 0x1p125f},       {1.0f, 1.0f, 0x1p-149f, 6 * 0x1p-149f},
+};
+
 void test_assert_message_contains(const char *call, const char *text) {
   if (!strstr(fp8core_last_error(), text))
     fail_msg("%s: message \"%s\" lacks \"%s\"", call, fp8core_last_error(), text);

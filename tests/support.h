@@ -34,6 +34,22 @@ void test_free(fp8core_context *context, void *device);
 // A matrix on the device under test.
 fp8core_tensor test_matrix(void *data, fp8core_dtype dtype, int64_t rows, int64_t columns);
 
+// How far the sums of a product on CUDA may be off, as a share of the sum of the magnitudes of their terms: see
+// docs/numerics.md, "Matrix products". Hopper's FP8 tensor cores keep 13 bits below the largest term of a step; BF16's
+// and FP32's keep FP32's.
+double test_cuda_product_error(fp8core_dtype a, fp8core_dtype b, int fast_accumulation);
+
+// Factors of a product of 2 by 3, in scales and alpha, whose own product leaves FP32 or its normal numbers on the way.
+typedef struct test_factors {
+  float scale_a;
+  float scale_b;
+  float alpha;
+  // 2 * 3 * alpha / (scale_a * scale_b), rounded once.
+  float expected;
+} test_factors;
+#define TEST_EXTREME_FACTORS 8
+extern const test_factors test_extreme_factors[TEST_EXTREME_FACTORS];
+
 // Fails with the library's message unless the call succeeded.
 #define assert_ok(call)                                                                                                \
   do {                                                                                                                 \
