@@ -263,6 +263,8 @@ static double rounded(fp8core_accumulation accumulation, double value) {
   return accumulation == FP8CORE_ACCUMULATE_FP32 ? (double)(float)value : value;
 }
 
+// In FP32 the rule of numerics.h; in FP64 the same formulas once more, in double and independent of it: the judge of
+// that very rule.
 static double reference_activation(fp8core_accumulation accumulation, fp8core_epilogue epilogue, double value,
                                    double auxiliary) {
   if (accumulation == FP8CORE_ACCUMULATE_FP32)
@@ -370,7 +372,7 @@ fp8core_status fp8core_gemm_reference(fp8core_accumulation accumulation, const f
   }
   reference_block block;
   block.accumulation = accumulation;
-  block.factor = fp8core_gemm_factor(&job);
+  block.factor = fp8core_gemm_factor(job.options.alpha, job.a.scale_inverse, job.b.scale_inverse);
   for (block.column = 0; block.column < job.n; block.column += REFERENCE_COLUMNS) {
     block.columns = (int)(job.n - block.column < REFERENCE_COLUMNS ? job.n - block.column : REFERENCE_COLUMNS);
     memset(block.sums, 0, sizeof(block.sums));

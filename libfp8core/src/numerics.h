@@ -17,6 +17,13 @@
 #  define FP8CORE_RULE static inline
 #endif
 
+// A rule that C++ may use where it wants constants.
+#if defined(__cplusplus)
+#  define FP8CORE_CONSTANT_RULE FP8CORE_RULE constexpr
+#else
+#  define FP8CORE_CONSTANT_RULE FP8CORE_RULE
+#endif
+
 #define FP8CORE_F32_SIGN UINT32_C(0x80000000)
 #define FP8CORE_F32_MAGNITUDE UINT32_C(0x7fffffff)
 #define FP8CORE_F32_INFINITY UINT32_C(0x7f800000)
@@ -51,7 +58,7 @@ typedef struct fp8core_format {
   uint32_t max_rounding_to_max;
 } fp8core_format;
 
-FP8CORE_RULE fp8core_format fp8core_format_of(fp8core_dtype dtype) {
+FP8CORE_CONSTANT_RULE fp8core_format fp8core_format_of(fp8core_dtype dtype) {
   // 448 has an even mantissa, so the tie at 464 goes to it; the maxima of the IEEE-like formats are odd, and their tie
   // goes to infinity (OFP8 1.0 section 5.2; IEEE 754-2019 section 4.3.1).
   const fp8core_format e4m3 = {8, 3, -6, 0x7e, 0x7f, 0x7f, 0x43e00000, 0x43e80000};

@@ -17,27 +17,47 @@ FP8CORE_RULE void fp8core_calibrate_rule(const fp8core_scaling_arrays *state, in
                                          state->power_of_two, state->scale[index]));
 }
 
-// The end of a step for one tensor; see fp8core_scaling_update().
-FP8CORE_RULE void fp8core_update_rule(const fp8core_scaling_arrays *state, int64_t index) {
+// The end of a step for one tensor (see fp8core_scaling_update()) in three parts, of which the search may be shared by
+// several threads: each takes every `step`-th entry from `first`, and the largest result is the amax.
+
+// Whether the step's amax has entered the history, from which the scale follows then.
+FP8CORE_RULE int fp8core_push_rule(const fp8core_scaling_arrays *state, int64_t index) {
   const float amax = state->amax[index];
   state->amax[index] = 0.0f;
   if ((fp8core_float_bits(amax) & FP8CORE_F32_MAGNITUDE) >= FP8CORE_F32_INFINITY) {
     state->nonfinite_steps[index]++;
-    return;
+    return 0;
   }
-  if (!(amax > 0.0f) || !state->delayed) return;
-  float *history = state->history + index * state->history_length;
-  history[state->history_steps[index] % (uint64_t)state->history_length] = amax;
+  if (!(amax > 0.0f) || !state->delayed) return 0;
+  state->history[index * state->history_length +
+                 (int64_t)(state->history_steps[index] % (uint64_t)state->history_length)] = amax;
   state->history_steps[index]++;
-  float chosen = amax;
-  if (!state->most_recent) {
-    const uint64_t steps = state->history_steps[index];
-    const int64_t kept = steps < (uint64_t)state->history_length ? (int64_t)steps : (int64_t)state->history_length;
-    for (int64_t i = 0; i < kept; i++) chosen = history[i] > chosen ? history[i] : chosen;
+  return 1;
+}
+
+// FP32 bits, which of positive finite numbers are ordered as they are. 0: no entry was this thread's.
+FP8CORE_RULE uint32_t fp8core_search_rule(const fp8core_scaling_arrays *state, int64_t index, int first, int step) {
+  const uint64_t steps = state->history_steps[index];
+  const int64_t length = state->history_length;
+  const float *history = state->history + index * length;
+  if (state->most_recent) return fp8core_float_bits(history[(steps - 1) % (uint64_t)length]);
+  const int64_t kept = steps < (uint64_t)length ? (int64_t)steps : length;
+  uint32_t largest = 0;
+  for (int64_t i = first; i < kept; i += step) {
+    const uint32_t bits = fp8core_float_bits(history[i]);
+    largest = bits > largest ? bits : largest;
   }
+  return largest;
+}
+
+FP8CORE_RULE void fp8core_rescale_rule(const fp8core_scaling_arrays *state, int64_t index, uint32_t amax_bits) {
   fp8core_store_scale(state, index,
-                      fp8core_scale_rule((fp8core_dtype)state->dtypes[index], chosen, state->margin,
-                                         state->power_of_two, state->scale[index]));
+                      fp8core_scale_rule((fp8core_dtype)state->dtypes[index], fp8core_bits_float(amax_bits),
+                                         state->margin, state->power_of_two, state->scale[index]));
+}
+
+FP8CORE_RULE void fp8core_update_rule(const fp8core_scaling_arrays *state, int64_t index) {
+  if (fp8core_push_rule(state, index)) fp8core_rescale_rule(state, index, fp8core_search_rule(state, index, 0, 1));
 }
 
 #endif

@@ -427,7 +427,7 @@ fp8core_status fp8core_cpu_gemm(fp8core_context *context, const fp8core_gemm_job
   memset(&plan, 0, sizeof(plan));
   plan.job = job;
   plan.kernels = choose_kernels(context, job);
-  plan.factor = fp8core_gemm_factor(job);
+  plan.factor = fp8core_gemm_factor(job->options.alpha, job->a.scale_inverse, job->b.scale_inverse);
   const int threads = choose_threads(context, job);
   plan.separate = threads > 1 && job->options.batch >= threads &&
                   (job->options.batch >= 4 * threads || job->options.batch % threads == 0);

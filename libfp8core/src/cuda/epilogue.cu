@@ -1,6 +1,6 @@
 // What follows the sums of a matrix product: see fp8core_gemm(). One definition for whatever cuBLASLt does not fuse.
+#include "gemm_rules.h"
 #include "kernels.h"
-#include "numerics.h"
 #include "rules.cuh"
 
 namespace {
@@ -11,35 +11,27 @@ constexpr int tile_columns = 4 * tile_lanes;
 constexpr int tile_rows = 8;
 constexpr int threads = tile_lanes * tile_rows;
 
-template <fp8core_dtype Dtype>
-static __device__ __forceinline__ uint32_t encode_to(uint32_t bits) {
-  constexpr int size = fp8core_traits<Dtype>::size;
-  return fp8core_encode_nearest(Dtype, bits & FP8CORE_F32_MAGNITUDE, size == 1) |
-         (bits & FP8CORE_F32_SIGN) >> (32 - 8 * size);
-}
-
-// FP8 saturates; the wider formats overflow to infinity, as they do in cuBLASLt.
+// The rules with the format known to the compiler.
 static __device__ __forceinline__ uint32_t encode(fp8core_dtype dtype, float value) {
-  const uint32_t bits = fp8core_float_bits(value);
   switch (dtype) {
-  case FP8CORE_E4M3: return encode_to<FP8CORE_E4M3>(bits);
-  case FP8CORE_E5M2: return encode_to<FP8CORE_E5M2>(bits);
-  case FP8CORE_BF16: return encode_to<FP8CORE_BF16>(bits);
-  case FP8CORE_FP16: return encode_to<FP8CORE_FP16>(bits);
+  case FP8CORE_E4M3: return fp8core_result_code(FP8CORE_E4M3, value);
+  case FP8CORE_E5M2: return fp8core_result_code(FP8CORE_E5M2, value);
+  case FP8CORE_BF16: return fp8core_result_code(FP8CORE_BF16, value);
+  case FP8CORE_FP16: return fp8core_result_code(FP8CORE_FP16, value);
   case FP8CORE_FP32: break;
   }
-  return bits;
+  return fp8core_result_code(FP8CORE_FP32, value);
 }
 
 static __device__ __forceinline__ float decode(fp8core_dtype dtype, uint32_t code) {
   switch (dtype) {
   case FP8CORE_E4M3: return fp8core_bits_float(fp8core_decode_bits(FP8CORE_E4M3, code));
   case FP8CORE_E5M2: return fp8core_bits_float(fp8core_decode_bits(FP8CORE_E5M2, code));
-  case FP8CORE_BF16: return fp8core_bits_float(code << 16);
+  case FP8CORE_BF16: return fp8core_bits_float(fp8core_decode_bits(FP8CORE_BF16, code));
   case FP8CORE_FP16: return fp8core_bits_float(fp8core_decode_bits(FP8CORE_FP16, code));
   case FP8CORE_FP32: break;
   }
-  return fp8core_bits_float(code);
+  return fp8core_bits_float(fp8core_decode_bits(FP8CORE_FP32, code));
 }
 
 static __host__ __device__ __forceinline__ int size_of(fp8core_dtype dtype) {
@@ -111,8 +103,6 @@ static __device__ __forceinline__ void store_values(const fp8core_rows &to, int6
   }
 }
 
-static __device__ __forceinline__ float scale_or_one(const float *scale) { return scale ? *scale : 1.0f; }
-
 static __device__ __forceinline__ void raise(uint32_t *amax, float value) {
   const uint32_t magnitude = fp8core_float_bits(value) & FP8CORE_F32_MAGNITUDE;
   *amax = magnitude > *amax ? magnitude : *amax;
@@ -121,18 +111,14 @@ static __device__ __forceinline__ void raise(uint32_t *amax, float value) {
 static __global__ __launch_bounds__(threads) void epilogue_kernel(const fp8core_cuda_epilogue job) {
   __shared__ float shared_sums[tile_rows][tile_columns];
   const int64_t row_blocks = (job.rows + FP8CORE_CUDA_EPILOGUE_ROWS - 1) / FP8CORE_CUDA_EPILOGUE_ROWS;
-  // In double: in FP32 the product of two scales may overflow or underflow where alpha times them does not.
-  const double factor =
-    (double)job.alpha * ((double)scale_or_one(job.scale_inverse_a) * (double)scale_or_one(job.scale_inverse_b));
-  const double factor_magnitude = factor < 0 ? -factor : factor;
-  const bool factor_fits =
-    factor == 0 || (factor_magnitude >= 0x1p-126 && factor_magnitude <= (double)3.402823466e+38f);
+  const double factor = fp8core_gemm_factor(job.alpha, job.scale_inverse_a, job.scale_inverse_b);
+  const bool factor_fits = fp8core_gemm_factor_fits(factor);
   const float single_factor = (float)factor;
-  const float c_scale = scale_or_one(job.c.scale_inverse);
-  const float bias_scale = scale_or_one(job.bias.scale_inverse);
-  const float auxiliary_scale = scale_or_one(job.auxiliary.scale),
-              auxiliary_inverse = scale_or_one(job.auxiliary.scale_inverse);
-  const float d_scale = scale_or_one(job.d.scale);
+  const float c_scale = fp8core_scale_of(job.c.scale_inverse);
+  const float bias_scale = fp8core_scale_of(job.bias.scale_inverse);
+  const float auxiliary_scale = fp8core_scale_of(job.auxiliary.scale),
+              auxiliary_inverse = fp8core_scale_of(job.auxiliary.scale_inverse);
+  const float d_scale = fp8core_scale_of(job.d.scale);
   const bool writes_auxiliary =
     job.auxiliary.data && (job.epilogue == FP8CORE_EPILOGUE_RELU || job.epilogue == FP8CORE_EPILOGUE_GELU);
   const bool reads_auxiliary = job.auxiliary.data && !writes_auxiliary;
@@ -227,7 +213,7 @@ static __global__ __launch_bounds__(threads) void column_sums_kernel(const colum
     float sum = 0.0f;
     for (int64_t block = 0; block < job.blocks; block++) sum += job.partial_sums[block * job.columns + column];
     raise(&gathered.amax, sum);
-    ((float *)job.sums.data)[column] = sum * scale_or_one(job.sums.scale);
+    ((float *)job.sums.data)[column] = sum * fp8core_scale_of(job.sums.scale);
   }
   if (job.sums.amax) fp8core_store_gathered(gathered, job.sums.amax, NULL);
 }
@@ -241,7 +227,7 @@ struct factors_arguments {
 };
 
 static __global__ void factors_kernel(const factors_arguments job) {
-  job.factors[0] = (float)((double)job.alpha * ((double)scale_or_one(job.scale_a) * (double)scale_or_one(job.scale_b)));
+  job.factors[0] = (float)fp8core_gemm_factor(job.alpha, job.scale_a, job.scale_b);
   job.factors[1] = job.beta;
   job.factors[2] = 0.0f;
 }

@@ -6,33 +6,26 @@
 #include "numerics.h"
 #include "platform.cuh"
 
+// fp8core_format_of() as constants, and what follows from it.
 template <fp8core_dtype Dtype>
-struct fp8core_traits;
-template <>
-struct fp8core_traits<FP8CORE_E4M3> {
-  static constexpr int size = 1, mantissa_bits = 3, min_exponent = -6;
-  static constexpr uint32_t max_code = 0x7e, max_rounding_to_max = 0x43e80000, max_rounding_to_zero = 0x3a800000;
+struct fp8core_traits {
+  static constexpr int size = fp8core_format_of(Dtype).bits / 8;
+  static constexpr int mantissa_bits = fp8core_format_of(Dtype).mantissa_bits;
+  static constexpr int min_exponent = fp8core_format_of(Dtype).min_exponent;
+  static constexpr uint32_t max_code = fp8core_format_of(Dtype).max_code;
+  static constexpr uint32_t max_rounding_to_max = fp8core_format_of(Dtype).max_rounding_to_max;
+  // Half of the smallest subnormal, 2^half_exponent; 0 where FP32 has no such number.
+  static constexpr int half_exponent = min_exponent - mantissa_bits - 1;
+  static constexpr uint32_t max_rounding_to_zero = half_exponent >= -126   ? (uint32_t)(half_exponent + 127) << 23
+                                                   : half_exponent >= -149 ? UINT32_C(1) << (half_exponent + 149)
+                                                                           : 0;
 };
-template <>
-struct fp8core_traits<FP8CORE_E5M2> {
-  static constexpr int size = 1, mantissa_bits = 2, min_exponent = -14;
-  static constexpr uint32_t max_code = 0x7b, max_rounding_to_max = 0x476fffff, max_rounding_to_zero = 0x37000000;
-};
-template <>
-struct fp8core_traits<FP8CORE_BF16> {
-  static constexpr int size = 2, mantissa_bits = 7, min_exponent = -126;
-  static constexpr uint32_t max_code = 0x7f7f, max_rounding_to_max = 0x7f7f7fff, max_rounding_to_zero = 0x00008000;
-};
-template <>
-struct fp8core_traits<FP8CORE_FP16> {
-  static constexpr int size = 2, mantissa_bits = 10, min_exponent = -14;
-  static constexpr uint32_t max_code = 0x7bff, max_rounding_to_max = 0x477fefff, max_rounding_to_zero = 0x33000000;
-};
-template <>
-struct fp8core_traits<FP8CORE_FP32> {
-  static constexpr int size = 4, mantissa_bits = 23, min_exponent = -126;
-  static constexpr uint32_t max_code = FP8CORE_F32_MAX, max_rounding_to_max = FP8CORE_F32_MAX, max_rounding_to_zero = 0;
-};
+static_assert(fp8core_traits<FP8CORE_E4M3>::max_rounding_to_zero == 0x3a800000 &&
+                fp8core_traits<FP8CORE_E5M2>::max_rounding_to_zero == 0x37000000 &&
+                fp8core_traits<FP8CORE_BF16>::max_rounding_to_zero == 0x00008000 &&
+                fp8core_traits<FP8CORE_FP16>::max_rounding_to_zero == 0x33000000 &&
+                fp8core_traits<FP8CORE_FP32>::max_rounding_to_zero == 0,
+              "2^-10, 2^-17, 2^-134, 2^-25, and nothing");
 
 // FP32 bits of a code's value, exact for every finite one; infinities and NaNs give some NaN, whose sign means nothing.
 template <fp8core_dtype Source>

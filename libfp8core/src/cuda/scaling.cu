@@ -31,32 +31,13 @@ static __global__ __launch_bounds__(threads) void update_kernel(const state_argu
   const unsigned lane = threadIdx.x % FP8CORE_WARP;
   const int64_t first = (int64_t)blockIdx.x * (threads / FP8CORE_WARP) + threadIdx.x / FP8CORE_WARP;
   for (int64_t index = first; index < state.tensors; index += (int64_t)gridDim.x * (threads / FP8CORE_WARP)) {
-    const float amax = state.amax[index];
-    const uint64_t steps = state.history_steps[index];
-    const bool nonfinite = (fp8core_float_bits(amax) & FP8CORE_F32_MAGNITUDE) >= FP8CORE_F32_INFINITY;
-    const bool pushes = !nonfinite && amax > 0.0f && state.delayed;
-    float *history = state.history + index * state.history_length;
-    const int64_t position = state.delayed ? (int64_t)(steps % (uint64_t)state.history_length) : 0;
-    // Amaxes of the history are positive and finite, so that their bits are ordered as they are.
-    uint32_t largest = fp8core_float_bits(amax);
-    if (pushes && !state.most_recent) {
-      const int64_t kept = steps < (uint64_t)state.history_length ? (int64_t)steps : (int64_t)state.history_length;
-      for (int64_t i = lane; i < kept; i += FP8CORE_WARP) {
-        const uint32_t bits = i == position ? 0 : fp8core_float_bits(history[i]);
-        largest = bits > largest ? bits : largest;
-      }
-    }
-    largest = fp8core_warp_max(largest);
+    uint32_t pushed = 0;
+    if (lane == 0) pushed = (uint32_t)fp8core_push_rule(&state, index);
+    // What the first lane wrote is read by all.
     __syncwarp();
-    if (lane != 0) continue;
-    state.amax[index] = 0.0f;
-    if (nonfinite) state.nonfinite_steps[index]++;
-    if (!pushes) continue;
-    history[position] = amax;
-    state.history_steps[index] = steps + 1;
-    fp8core_store_scale(&state, index,
-                        fp8core_scale_rule((fp8core_dtype)state.dtypes[index], fp8core_bits_float(largest),
-                                           state.margin, state.power_of_two, state.scale[index]));
+    if (!fp8core_warp_max(pushed)) continue;
+    const uint32_t largest = fp8core_warp_max(fp8core_search_rule(&state, index, (int)lane, FP8CORE_WARP));
+    if (lane == 0) fp8core_rescale_rule(&state, index, largest);
   }
 }
 
