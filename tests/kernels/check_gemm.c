@@ -16,7 +16,7 @@
 
 #include "fp8core/fp8core.h"
 
-#define GUARD 64
+#define GUARD 96
 #define UNIT 0x1p-24
 
 static int failures;
@@ -108,11 +108,16 @@ static void store(fp8core_dtype dtype, void *data, int64_t index, float value) {
   memcpy(bytes + (size_t)index * size, &code, size);
 }
 
-// Memory of a matrix or a batch of them with guard bytes around it; unaligned by one byte where the format allows it on
-// any CPU.
+// How far matrices begin from a multiple of 64 bytes: data need not be aligned on the CPU, not even to its elements.
+typedef enum placement { ALIGNED, OFF_BY_A_BYTE, OFF_BY_AN_ELEMENT } placement;
+static placement placed;
+
+// Memory of a matrix or a batch of them with guard bytes around it.
 typedef struct matrix {
   unsigned char *memory;
   size_t bytes;
+  // Bytes of the guard before the first element, of 2 * GUARD in all.
+  size_t start;
   fp8core_tensor tensor;
   int64_t batch_stride;
   float scale;
@@ -128,8 +133,11 @@ static void create_matrix(matrix *result, fp8core_dtype dtype, int64_t rows, int
   result->batch_stride = interleaved ? columns : rows * stride;
   result->bytes = (size_t)(rows * stride * (interleaved ? 1 : batch)) * size;
   result->memory = allocate(result->bytes + 2 * GUARD);
+  result->start = (64 - (uintptr_t)result->memory % 64) % 64 + (placed == OFF_BY_A_BYTE       ? 1
+                                                                : placed == OFF_BY_AN_ELEMENT ? size
+                                                                                              : 0);
   memset(result->memory, 0xa5, result->bytes + 2 * GUARD);
-  result->tensor = fp8core_tensor_matrix(result->memory + GUARD, dtype, rows, columns, cpu);
+  result->tensor = fp8core_tensor_matrix(result->memory + result->start, dtype, rows, columns, cpu);
   result->tensor.row_stride = stride;
   result->scale = 1.0f;
   result->scale_inverse = 1.0f;
@@ -160,7 +168,7 @@ static matrix magnitudes_of(const matrix *source, int64_t batch) {
   matrix result = *source;
   result.memory = allocate(source->bytes + 2 * GUARD);
   memcpy(result.memory, source->memory, source->bytes + 2 * GUARD);
-  result.tensor.data = result.memory + GUARD;
+  result.tensor.data = result.memory + result.start;
   for (int64_t product = 0; product < batch; product++)
     for (int64_t i = 0; i < source->tensor.shape[0]; i++)
       for (int64_t j = 0; j < source->tensor.shape[1]; j++) {
@@ -208,11 +216,12 @@ static void check_untouched(const gemm_case *parameters, const char *what, const
   memset(element, 0, target->bytes + 2 * GUARD);
   for (int64_t product = 0; product < batch; product++)
     for (int64_t i = 0; i < tensor->shape[0]; i++)
-      memset(element + GUARD + (size_t)(product * target->batch_stride + i * tensor->row_stride) * size, 1,
+      memset(element + target->start + (size_t)(product * target->batch_stride + i * tensor->row_stride) * size, 1,
              (size_t)tensor->shape[1] * size);
   for (size_t i = 0; i < target->bytes + 2 * GUARD; i++)
     if (!element[i] && target->memory[i] != 0xa5) {
-      fail_case(parameters, "%s: byte %lld beyond the elements was written", what, (long long)i - GUARD);
+      fail_case(parameters, "%s: byte %lld beyond the elements was written", what,
+                (long long)i - (long long)target->start);
       break;
     }
   free(element);
@@ -393,7 +402,7 @@ static void create_results(const gemm_case *parameters, const product_results *l
     created->auxiliary.scale = like->auxiliary.scale;
     created->auxiliary.scale_inverse = like->auxiliary.scale_inverse;
     if (is_backward(parameters))
-      memcpy(created->auxiliary.memory, like->auxiliary.memory, like->auxiliary.bytes + 2 * GUARD);
+      memcpy(created->auxiliary.tensor.data, like->auxiliary.tensor.data, like->auxiliary.bytes);
   }
   created->d.tensor.scale = &created->d.scale;
   created->d.tensor.amax = &created->d.amax;
@@ -419,12 +428,14 @@ static fp8core_gemm_options options_into(const gemm_case *parameters, fp8core_ge
 
 static void check_same_matrix(const gemm_case *parameters, const char *what, const char *other, const matrix *one,
                               const matrix *again) {
-  if (memcmp(one->memory, again->memory, one->bytes + 2 * GUARD) != 0) {
+  // Whatever lies around the elements is looked at by check_untouched().
+  const unsigned char *first = one->tensor.data;
+  const unsigned char *second = again->tensor.data;
+  if (memcmp(first, second, one->bytes) != 0) {
     const fp8core_dtype dtype = one->tensor.dtype;
     size_t byte = 0;
-    while (one->memory[byte] == again->memory[byte]) byte++;
-    const int64_t start = (unsigned char *)one->tensor.data - one->memory;
-    const int64_t index = ((int64_t)byte - start) / (int64_t)fp8core_dtype_size(dtype);
+    while (first[byte] == second[byte]) byte++;
+    const int64_t index = (int64_t)(byte / fp8core_dtype_size(dtype));
     fail_case(parameters, "%s differs from %s: element %lld is %.9g, not %.9g", what, other, (long long)index,
               (double)load(dtype, one->tensor.data, index), (double)load(dtype, again->tensor.data, index));
   }
@@ -475,7 +486,7 @@ static void run_case(const gemm_case *parameters, int compare_threads) {
   const int64_t k = parameters->k;
   const int64_t batch = parameters->batch;
   const int backward = is_backward(parameters);
-  checks++;
+  placed = (placement)(checks++ % 3);
   create_matrix(&a, parameters->a_dtype, parameters->transpose_a ? k : m, parameters->transpose_a ? m : k,
                 parameters->gap, batch, 0);
   create_matrix(&b, parameters->b_dtype, parameters->transpose_b ? n : k, parameters->transpose_b ? k : n,
