@@ -1,7 +1,6 @@
 // Casts on the CPU: which kernel runs on which elements, in which thread.
 #include "cast.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #include "cpu.h"
@@ -18,28 +17,17 @@
 #define STREAMING_BYTES (INT64_C(32) << 20)
 #define CACHE_LINE 64
 
-static fp8core_cast_kernels tables[FP8CORE_ISA_AVX512_BF16 + 1];
-static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
-
-static void fill_tables(void) {
-  fp8core_cast_kernels kernels;
-  fp8core_cast_kernels_scalar(&kernels);
-  tables[FP8CORE_ISA_SCALAR] = kernels;
+static const fp8core_cast_kernels *kernels_of(fp8core_isa isa) {
+  const fp8core_cast_kernels *kernels = &fp8core_cast_scalar;
 #if defined(FP8CORE_HAVE_AVX2)
-  fp8core_cast_kernels_avx2(&kernels);
-  tables[FP8CORE_ISA_AVX2] = kernels;
+  if (isa >= FP8CORE_ISA_AVX2) kernels = &fp8core_cast_avx2;
 #endif
 #if defined(FP8CORE_HAVE_AVX512)
-  fp8core_cast_kernels_avx512(&kernels);
-  tables[FP8CORE_ISA_AVX512] = kernels;
   // BF16's own instructions take subnormals as zero, so casts gain nothing from the tier above.
-  tables[FP8CORE_ISA_AVX512_BF16] = kernels;
+  if (isa >= FP8CORE_ISA_AVX512) kernels = &fp8core_cast_avx512;
 #endif
-}
-
-static const fp8core_cast_kernels *kernels_of(fp8core_isa isa) {
-  (void)pthread_once(&tables_once, fill_tables);
-  return &tables[isa];
+  (void)isa;
+  return kernels;
 }
 
 // The SIMD kernels take the sign from the source, scale magnitudes, and fold 2^8 into the scale of E4M3 sources.

@@ -1,4 +1,4 @@
-// Casts on the CPU: the family's kernels and their table, which starts with portable C and is overlaid tier by tier.
+// Casts on the CPU: the family's kernels, and the table of them that each tier has.
 #ifndef FP8CORE_CPU_CAST_H
 #define FP8CORE_CPU_CAST_H
 
@@ -62,9 +62,16 @@ typedef struct fp8core_cast_kernels {
   fp8core_copy_kernel copy;
 } fp8core_cast_kernels;
 
-// Each writes the entries that its tier has over those of the tier below.
-void fp8core_cast_kernels_scalar(fp8core_cast_kernels *kernels);
-void fp8core_cast_kernels_avx2(fp8core_cast_kernels *kernels);
-void fp8core_cast_kernels_avx512(fp8core_cast_kernels *kernels);
+// Whole tables, as data: a function in the file of a tier may hold the tier's instructions from its first one on, so
+// that none is called, not even to hand out a table, before the CPU is known to have them.
+extern const fp8core_cast_kernels fp8core_cast_scalar;
+extern const fp8core_cast_kernels fp8core_cast_avx2;
+extern const fp8core_cast_kernels fp8core_cast_avx512;
+
+// What the tables of higher tiers share with the scalar one.
+void fp8core_transpose_2(const unsigned char *source, int64_t source_stride, unsigned char *destination,
+                         int64_t destination_stride, int streaming);
+void fp8core_transpose_4(const unsigned char *source, int64_t source_stride, unsigned char *destination,
+                         int64_t destination_stride, int streaming);
 
 #endif

@@ -402,13 +402,9 @@ static void copy(unsigned char *destination, const unsigned char *source, int64_
     store32(destination + i, _mm256_load_si256((const __m256i *)(const void *)(source + i)), 1);
 }
 
-void fp8core_cast_kernels_avx2(fp8core_cast_kernels *kernels) {
-  static const fp8core_cast_kernels table = {
-    .cast = FP8CORE_CAST_TABLE,
-    .amax = FP8CORE_AMAX_TABLE,
-  };
-  memcpy(kernels->cast, table.cast, sizeof(table.cast));
-  memcpy(kernels->amax, table.amax, sizeof(table.amax));
-  kernels->transpose[0] = transpose_1;
-  kernels->copy = copy;
-}
+const fp8core_cast_kernels fp8core_cast_avx2 = {
+  .cast = FP8CORE_CAST_TABLE,
+  .amax = FP8CORE_AMAX_TABLE,
+  .transpose = {transpose_1, fp8core_transpose_2, fp8core_transpose_4},
+  .copy = copy,
+};

@@ -3,7 +3,6 @@
 // A block whose values all stay within the destination's range, the usual case, needs no clamp and no counting of what
 // was clamped; one comparison of the block's largest magnitude tells.
 #include <immintrin.h>
-#include <string.h>
 
 #include "cast.h"
 #include "cast_table.h"
@@ -506,13 +505,9 @@ static void copy(unsigned char *destination, const unsigned char *source, int64_
   for (int64_t i = 0; i < bytes; i += 64) store64(destination + i, _mm512_load_si512(source + i), 0, 0, 1);
 }
 
-void fp8core_cast_kernels_avx512(fp8core_cast_kernels *kernels) {
-  static const fp8core_cast_kernels table = {
-    .cast = FP8CORE_CAST_TABLE,
-    .amax = FP8CORE_AMAX_TABLE,
-  };
-  memcpy(kernels->cast, table.cast, sizeof(table.cast));
-  memcpy(kernels->amax, table.amax, sizeof(table.amax));
-  kernels->transpose[0] = transpose_1;
-  kernels->copy = copy;
-}
+const fp8core_cast_kernels fp8core_cast_avx512 = {
+  .cast = FP8CORE_CAST_TABLE,
+  .amax = FP8CORE_AMAX_TABLE,
+  .transpose = {transpose_1, fp8core_transpose_2, fp8core_transpose_4},
+  .copy = copy,
+};

@@ -91,14 +91,14 @@ static void transpose_1(const unsigned char *source, int64_t source_stride, unsi
   transpose_tile(1, source, source_stride, destination, destination_stride);
 }
 
-static void transpose_2(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                        int64_t destination_stride, int streaming) {
+void fp8core_transpose_2(const unsigned char *source, int64_t source_stride, unsigned char *destination,
+                         int64_t destination_stride, int streaming) {
   (void)streaming;
   transpose_tile(2, source, source_stride, destination, destination_stride);
 }
 
-static void transpose_4(const unsigned char *source, int64_t source_stride, unsigned char *destination,
-                        int64_t destination_stride, int streaming) {
+void fp8core_transpose_4(const unsigned char *source, int64_t source_stride, unsigned char *destination,
+                         int64_t destination_stride, int streaming) {
   (void)streaming;
   transpose_tile(4, source, source_stride, destination, destination_stride);
 }
@@ -107,12 +107,9 @@ static void copy(unsigned char *destination, const unsigned char *source, int64_
   memcpy(destination, source, (size_t)bytes);
 }
 
-void fp8core_cast_kernels_scalar(fp8core_cast_kernels *kernels) {
-  static const fp8core_cast_kernels table = {
-    .cast = FP8CORE_CAST_TABLE,
-    .amax = FP8CORE_AMAX_TABLE,
-    .transpose = {transpose_1, transpose_2, transpose_4},
-    .copy = copy,
-  };
-  *kernels = table;
-}
+const fp8core_cast_kernels fp8core_cast_scalar = {
+  .cast = FP8CORE_CAST_TABLE,
+  .amax = FP8CORE_AMAX_TABLE,
+  .transpose = {transpose_1, fp8core_transpose_2, fp8core_transpose_4},
+  .copy = copy,
+};
