@@ -10,6 +10,8 @@
 
 #if defined(_OPENMP)
 #  include <omp.h>
+#  include <pthread.h>
+#  include <signal.h>
 #endif
 
 #define MAX_THREADS 1024
@@ -32,11 +34,12 @@ fp8core_status fp8core_read_options(const char *name, void *destination, size_t 
   if (!source) return FP8CORE_OK;
   size_t caller_size;
   memcpy(&caller_size, source, sizeof(caller_size));
-  // A larger struct comes from a newer header; its further fields are unknown here and must not be dropped silently.
-  if (caller_size < sizeof(caller_size) || caller_size > size)
+  // Only sizes that a release had: any other cuts a field, or has fields that must not be dropped silently. So far
+  // there is one release; see docs/architecture.md for the next.
+  if (caller_size != size)
     return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH,
-                                  "%s.size is %zu, expected %zu to %zu (set it with %s_default())", name, caller_size,
-                                  sizeof(caller_size), size, name);
+                                  "%s.size is %zu, expected %zu (set it with %s_default())", name, caller_size, size,
+                                  name);
   memcpy(destination, source, caller_size);
   memcpy(destination, &size, sizeof(size));
   return FP8CORE_OK;
@@ -68,29 +71,82 @@ static fp8core_status choose_isa(fp8core_isa wanted, fp8core_isa *isa) {
   return FP8CORE_OK;
 }
 
-static int default_threads(void) {
 #if defined(_OPENMP)
-  const int threads = omp_get_max_threads();
-  return threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
-#else
-  return 1;
-#endif
+// The threads of OpenMP do not exist in a child of fork(), whose parallel regions would wait for them for ever. Results
+// do not depend on threads, so the child goes on with one.
+static volatile sig_atomic_t in_forked_child;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void note_fork(void) { in_forked_child = 1; }
+
+static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, note_fork); }
+
+typedef struct thread_probe {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  int may_end;
+} thread_probe;
+
+static void *wait_for_end(void *argument) {
+  thread_probe *probe = argument;
+  (void)pthread_mutex_lock(&probe->mutex);
+  while (!probe->may_end) (void)pthread_cond_wait(&probe->changed, &probe->mutex);
+  (void)pthread_mutex_unlock(&probe->mutex);
+  return NULL;
+}
+
+// OpenMP has no way to say that it cannot create a thread: it ends the process. So that many are created beforehand,
+// all at once, with the default stacks, which OpenMP's have too unless OMP_STACKSIZE says otherwise.
+static fp8core_status probe_threads(int threads) {
+  pthread_t created[MAX_THREADS];
+  thread_probe probe = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
+  int count = 0;
+  int error = 0;
+  while (count < threads - 1 && error == 0) {
+    error = pthread_create(&created[count], NULL, wait_for_end, &probe);
+    if (error == 0) count++;
+  }
+  (void)pthread_mutex_lock(&probe.mutex);
+  probe.may_end = 1;
+  (void)pthread_cond_broadcast(&probe.changed);
+  (void)pthread_mutex_unlock(&probe.mutex);
+  for (int i = 0; i < count; i++) (void)pthread_join(created[i], NULL);
+  if (error == 0) return FP8CORE_OK;
+  return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY,
+                                "cannot create the %d threads of the context: after %d, %s (ask for fewer with threads "
+                                "or OMP_NUM_THREADS, or raise the limit)",
+                                threads, count + 1, strerror(error));
 }
 
 static fp8core_status choose_threads(const fp8core_context *context, int wanted, int *threads) {
   if (wanted < 0 || wanted > MAX_THREADS)
     return fp8core_invalid("threads is %d, expected 0 (all) to %d", wanted, MAX_THREADS);
-  *threads = wanted == 0 ? default_threads() : wanted;
-#if !defined(_OPENMP)
-  if (*threads > 1)
-    fp8core_log(context, FP8CORE_LOG_WARNING, "%d threads asked for, but this build has no OpenMP: running with one",
-                *threads);
-  *threads = 1;
+  const int limit = omp_get_thread_limit();
+  const int most = limit < 1 ? 1 : limit < MAX_THREADS ? limit : MAX_THREADS;
+  const int asked = wanted == 0 ? omp_get_max_threads() : wanted;
+  if (wanted > most)
+    fp8core_log(context, FP8CORE_LOG_WARNING, "%d threads asked for, but OMP_THREAD_LIMIT allows %d: running with %d",
+                wanted, limit, most);
+  *threads = asked < 1 ? 1 : asked < most ? asked : most;
+  if (*threads == 1 || in_forked_child || context->device.type != FP8CORE_DEVICE_CPU) return FP8CORE_OK;
+  (void)pthread_once(&fork_once, watch_forks);
+  return probe_threads(*threads);
+}
+
+int fp8core_usable_threads(const fp8core_context *context) { return in_forked_child ? 1 : context->threads; }
 #else
-  (void)context;
-#endif
+static fp8core_status choose_threads(const fp8core_context *context, int wanted, int *threads) {
+  if (wanted < 0 || wanted > MAX_THREADS)
+    return fp8core_invalid("threads is %d, expected 0 (all) to %d", wanted, MAX_THREADS);
+  if (wanted > 1)
+    fp8core_log(context, FP8CORE_LOG_WARNING, "%d threads asked for, but this build has no OpenMP: running with one",
+                wanted);
+  *threads = 1;
   return FP8CORE_OK;
 }
+
+int fp8core_usable_threads(const fp8core_context *context) { return context->threads; }
+#endif
 
 static fp8core_status context_init(fp8core_context *context, const fp8core_context_options *options) {
   context->device = options->device;
@@ -118,12 +174,14 @@ fp8core_status fp8core_context_create(fp8core_context **context, const fp8core_c
   if (!context) return fp8core_invalid("context is NULL, expected where to put the handle");
   *context = NULL;
   fp8core_context_options known = fp8core_context_options_default();
+  // Before the size, which may be another one in another version: this is the message that helps.
+  const size_t version_end = offsetof(fp8core_context_options, api_version) + sizeof(options->api_version);
+  if (options && options->size >= version_end && options->api_version != FP8CORE_API_VERSION)
+    return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH,
+                                  "the caller was compiled for API version %d of libfp8core, the loaded library %s has "
+                                  "%d: compile the caller with the library's headers, or load the library of its own",
+                                  options->api_version, fp8core_version(), FP8CORE_API_VERSION);
   FP8CORE_TRY(fp8core_read_options("fp8core_context_options", &known, sizeof(known), options));
-  if (known.api_version != FP8CORE_API_VERSION)
-    return fp8core_set_last_error(
-      FP8CORE_ERROR_VERSION_MISMATCH,
-      "the caller was compiled for API version %d of libfp8core, the loaded library %s has %d", known.api_version,
-      fp8core_version(), FP8CORE_API_VERSION);
   fp8core_context *created = calloc(1, sizeof(*created));
   if (!created)
     return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a context of %zu bytes",
@@ -134,8 +192,8 @@ fp8core_status fp8core_context_create(fp8core_context **context, const fp8core_c
     return status;
   }
   fp8core_log(created, FP8CORE_LOG_INFO, "libfp8core %s: %s %d, %d threads, kernels %s", fp8core_version(),
-              known.device.type == FP8CORE_DEVICE_CPU ? "CPU" : "CUDA", known.device.index, created->threads,
-              fp8core_isa_name(created->isa));
+              known.device.type == FP8CORE_DEVICE_CPU ? "CPU" : "CUDA", known.device.index,
+              fp8core_usable_threads(created), fp8core_isa_name(created->isa));
   *context = created;
   return FP8CORE_OK;
 }
@@ -167,7 +225,7 @@ fp8core_device fp8core_context_device(const fp8core_context *context) {
 
 fp8core_isa fp8core_context_isa(const fp8core_context *context) { return context ? context->isa : FP8CORE_ISA_AUTO; }
 
-int fp8core_context_threads(const fp8core_context *context) { return context ? context->threads : 0; }
+int fp8core_context_threads(const fp8core_context *context) { return context ? fp8core_usable_threads(context) : 0; }
 
 uint64_t fp8core_context_seed(const fp8core_context *context) { return context ? context->seed : 0; }
 

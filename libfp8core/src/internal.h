@@ -136,6 +136,9 @@ struct fp8core_context {
   void *backend_state;
 };
 
+// CPU threads that a call may use now: the context's, but 1 in a child of fork().
+int fp8core_usable_threads(const fp8core_context *context);
+
 // At least `bytes` of the context's device memory, 256-byte aligned, contents undefined, valid until the next call.
 fp8core_status fp8core_workspace(fp8core_context *context, size_t bytes, void **pointer);
 
@@ -161,7 +164,7 @@ int64_t fp8core_row_length(const fp8core_tensor *tensor);
 int64_t fp8core_row_count(const fp8core_tensor *tensor);
 // Whether the two tensors' memory overlaps in any byte, of their whole spans.
 int fp8core_tensors_overlap(const fp8core_tensor *one, const fp8core_tensor *other);
-// Checks the options' leading size and copies what the caller knows over the defaults: fields added later keep theirs.
+// Checks the options' leading size and copies what the caller knows over the defaults; NULL leaves them.
 fp8core_status fp8core_read_options(const char *name, void *destination, size_t size, const void *source);
 
 // Validates arguments of fp8core_gemm() and fp8core_gemm_reference() (context NULL) into a job. *empty: M or N is 0.

@@ -3,6 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "support.h"
 
@@ -127,24 +130,25 @@ static void versions(void **unused) {
 static void size_field(void **unused) {
   (void)unused;
   fp8core_context_options options = options_of_device();
-  char text[96];
-  // No smaller than itself, no larger than what this library knows.
-  const size_t wrong[] = {0, 1, sizeof(size_t) - 1, sizeof(options) + 1, sizeof(options) + 8, SIZE_MAX};
-  for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-    options.size = wrong[i];
-    (void)snprintf(text, sizeof(text), "size is %zu, expected %zu to %zu (", wrong[i], sizeof(size_t),
-                   sizeof(fp8core_context_options));
+  char text[64];
+  // Any but a whole one cuts a field or holds unknown ones; also where the version beyond the size would not fit.
+  options.api_version = 77;
+  for (size_t size = 0; size < offsetof(fp8core_context_options, api_version) + sizeof(int); size++) {
+    options.size = size;
+    (void)snprintf(text, sizeof(text), "size is %zu", size);
     assert_create_fails(&options, FP8CORE_ERROR_VERSION_MISMATCH, text);
   }
-  // An older caller knows fewer fields; the others keep their defaults, whatever lies behind.
-  fp8core_context *context;
-  memset(&options, 0xee, sizeof(options));
-  options.size = offsetof(fp8core_context_options, threads);
+  options.size = sizeof(options) + 8;
+  assert_create_fails(&options, FP8CORE_ERROR_VERSION_MISMATCH, "API version 77");
   options.api_version = FP8CORE_API_VERSION;
-  options.device = test_device();
-  assert_ok(fp8core_context_create(&context, &options));
-  assert_int_equal(fp8core_context_seed(context), 0);
-  fp8core_context_destroy(&context);
+  for (size_t size = 0; size < sizeof(options) + 16; size++) {
+    if (size == sizeof(options)) continue;
+    options.size = size;
+    (void)snprintf(text, sizeof(text), "size is %zu", size);
+    assert_create_fails(&options, FP8CORE_ERROR_VERSION_MISMATCH, text);
+  }
+  options.size = SIZE_MAX;
+  assert_create_fails(&options, FP8CORE_ERROR_VERSION_MISMATCH, "size is");
 }
 
 static void isa_from_environment(void **unused) {
@@ -479,14 +483,162 @@ static void distinct_threads(void **unused) {
   assert_string_equal(fp8core_last_error(), "of the main thread");
 }
 
-int main(void) {
+static int has_openmp(void) {
+  fp8core_context_options options = fp8core_context_options_default();
+  fp8core_context *context;
+  options.threads = 2;
+  assert_ok(fp8core_context_create(&context, &options));
+  const int threads = fp8core_context_threads(context);
+  fp8core_context_destroy(&context);
+  return threads == 2;
+}
+
+static void *sleep_not(void *unused) { return unused; }
+
+// What a child of fork() writes must be what the parent writes, and it must come back at all: OpenMP's threads are
+// gone.
+static void work(fp8core_context *context, unsigned char *codes, float *product) {
+  enum { N = 384 };
+  static float values[N * N];
+  for (int i = 0; i < N * N; i++) values[i] = (float)(i * 7 % 101 - 50) / 8.0f;
+  const fp8core_device cpu = {FP8CORE_DEVICE_CPU, 0};
+  const fp8core_tensor source = fp8core_tensor_matrix(values, FP8CORE_FP32, N, N, cpu);
+  const fp8core_tensor destination = fp8core_tensor_matrix(codes, FP8CORE_E4M3, N, N, cpu);
+  const fp8core_tensor sums = fp8core_tensor_matrix(product, FP8CORE_FP32, N, N, cpu);
+  float amax = 0.0f;
+  assert_ok(fp8core_cast(context, NULL, &source, &destination));
+  assert_ok(fp8core_amax(context, &source, &amax));
+  assert_ok(fp8core_gemm(context, NULL, &source, &source, NULL, &sums));
+}
+
+static void children_of_fork(void **unused) {
+  (void)unused;
+  if (test_on_cuda()) skip();
+  enum { N = 384 };
+  static unsigned char codes[2][N * N];
+  static float product[2][N * N];
+  fp8core_context *context = test_context(4, FP8CORE_ISA_AUTO);
+  work(context, codes[0], product[0]);
+  for (int create = 0; create < 2; create++) {
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+      (void)alarm(20);
+      fp8core_context *used = create ? test_context(4, FP8CORE_ISA_AUTO) : context;
+      work(used, codes[1], product[1]);
+      work(used, codes[1], product[1]);
+      const int same = fp8core_context_threads(used) == 1 && memcmp(codes[0], codes[1], sizeof(codes[0])) == 0 &&
+                       memcmp(product[0], product[1], sizeof(product[0])) == 0;
+      _exit(same ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+  }
+  // The parent has its threads still.
+  work(context, codes[1], product[1]);
+  assert_memory_equal(product[0], product[1], sizeof(product[0]));
+  fp8core_context_destroy(&context);
+}
+
+// Runs in a process of its own: creates contexts where no thread can be created. Exit status 77: there is no such
+// limit.
+static int create_without_threads(void) {
+  const struct rlimit none = {0, 0};
+  pthread_t thread;
+  if (setrlimit(RLIMIT_NPROC, &none) != 0) return 77;
+  // Root has no limit.
+  if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 77;
+  if (pthread_create(&thread, NULL, sleep_not, NULL) == 0) return 77;
+  fp8core_context_options options = fp8core_context_options_default();
+  fp8core_context *context;
+  options.threads = 5;
+  if (fp8core_context_create(&context, &options) != FP8CORE_ERROR_OUT_OF_MEMORY || context) return 1;
+  if (!strstr(fp8core_last_error(), "the 5 threads")) return 2;
+  options.threads = 1;
+  if (fp8core_context_create(&context, &options) != FP8CORE_OK) return 3;
+  return 0;
+}
+
+static int run_self(const char *argument, const char *variable, const char *value) {
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    if (variable) (void)setenv(variable, value, 1);
+    (void)execl("/proc/self/exe", "test_context", argument, (char *)NULL);
+    _exit(77);
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+static void threads_that_cannot_be_created(void **unused) {
+  (void)unused;
+  if (!has_openmp()) skip();
+  const int status = run_self("without-threads", NULL, NULL);
+  if (status == 77) print_message("threads cannot be limited here: not tested\n");
+  if (status == 77) skip();
+  assert_int_equal(status, 0);
+}
+
+static void note_warning(void *user_data, fp8core_log_level level, const char *message) {
+  if (level == FP8CORE_LOG_WARNING && strstr(message, "OMP_THREAD_LIMIT")) *(int *)user_data = 1;
+}
+
+// Run with OMP_THREAD_LIMIT=3.
+static int create_under_limit(void) {
+  fp8core_context_options options = fp8core_context_options_default();
+  fp8core_context *context;
+  int warned = 0;
+  options.threads = 8;
+  options.log = note_warning;
+  options.log_user_data = &warned;
+  if (fp8core_context_create(&context, &options) != FP8CORE_OK) return 1;
+  if (fp8core_context_threads(context) != 3 || !warned) return 2;
+  fp8core_context_destroy(&context);
+  if (fp8core_context_create(&context, NULL) != FP8CORE_OK) return 3;
+  if (fp8core_context_threads(context) > 3) return 4;
+  fp8core_context_destroy(&context);
+  return 0;
+}
+
+static void thread_limit_of_openmp(void **unused) {
+  (void)unused;
+  if (!has_openmp()) skip();
+  assert_int_equal(run_self("under-limit", "OMP_THREAD_LIMIT", "3"), 0);
+}
+
+int main(int count, char **arguments) {
+  if (count > 1 && strcmp(arguments[1], "without-threads") == 0) _exit(create_without_threads());
+  if (count > 1 && strcmp(arguments[1], "under-limit") == 0) _exit(create_under_limit());
 #define TEST(name) cmocka_unit_test_setup_teardown(name, clear_environment, clear_environment)
   const struct CMUnitTest tests[] = {
-    TEST(defaults),  TEST(device_under_test), TEST(null_arguments),       TEST(options_out_of_range),
-    TEST(versions),  TEST(size_field),        TEST(isa_from_environment), TEST(isa_from_options),
-    TEST(isa_names), TEST(cpu_features),      TEST(log_callback),         TEST(threads),
-    TEST(seed),      TEST(workspace),         TEST(device_counts),        TEST(cuda_device_that_is_not_there),
-    TEST(memory),    TEST(status_strings),    TEST(last_error_messages),  TEST(distinct_threads),
+    TEST(defaults),
+    TEST(device_under_test),
+    TEST(null_arguments),
+    TEST(options_out_of_range),
+    TEST(versions),
+    TEST(size_field),
+    TEST(isa_from_environment),
+    TEST(isa_from_options),
+    TEST(isa_names),
+    TEST(cpu_features),
+    TEST(log_callback),
+    TEST(threads),
+    TEST(seed),
+    TEST(workspace),
+    TEST(device_counts),
+    TEST(cuda_device_that_is_not_there),
+    TEST(memory),
+    TEST(status_strings),
+    TEST(last_error_messages),
+    TEST(distinct_threads),
+    TEST(children_of_fork),
+    TEST(threads_that_cannot_be_created),
+    TEST(thread_limit_of_openmp),
   };
   return cmocka_run_group_tests_name("context", tests, NULL, NULL);
 }

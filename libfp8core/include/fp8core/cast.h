@@ -60,7 +60,7 @@ typedef struct fp8core_cast_statistics {
 } fp8core_cast_statistics;
 
 typedef struct fp8core_cast_options {
-  /** sizeof(fp8core_cast_options) as the caller was compiled. */
+  /** sizeof(fp8core_cast_options) as the caller was compiled; another one is FP8CORE_ERROR_VERSION_MISMATCH. */
   size_t size;
   fp8core_rounding rounding;
   /** As in fp8core_encode(). */

@@ -13,8 +13,14 @@
  * Errors that every call with a context may return, beside those it lists: FP8CORE_ERROR_INVALID_ARGUMENT when the
  * context is NULL; FP8CORE_ERROR_DEVICE when CUDA reports a failure, which may be one of earlier work (never on the
  * CPU); FP8CORE_ERROR_OUT_OF_MEMORY when CUDA reports that it lacks memory for its own needs. A call with an options
- * struct returns FP8CORE_ERROR_VERSION_MISMATCH when the struct's size is smaller than a size_t or larger than the
- * library's (a newer header).
+ * struct returns FP8CORE_ERROR_VERSION_MISMATCH when the struct's size is none that a release up to the library's had.
+ *
+ * Threads of the CPU are OpenMP's. In a child of fork(), where they are not, every context runs with one thread once
+ * the parent has created a CPU context of several; results are the same, as they do not depend on threads. OpenMP ends
+ * the process where it cannot create a thread. fp8core_context_create() therefore creates as many as the context has,
+ * at once and for a moment, and fails if it cannot. That cannot help where a limit is lowered or used up afterwards
+ * (each thread that uses contexts gets OpenMP threads of its own), nor where OMP_STACKSIZE asks for more memory than
+ * there is.
  */
 #ifndef FP8CORE_CONTEXT_H
 #define FP8CORE_CONTEXT_H
@@ -92,12 +98,16 @@ typedef enum fp8core_log_level {
 typedef void (*fp8core_log_callback)(void *user_data, fp8core_log_level level, const char *message);
 
 typedef struct fp8core_context_options {
-  /** sizeof(fp8core_context_options) as the caller was compiled; tells the library which fields are there. */
+  /** sizeof(fp8core_context_options) as the caller was compiled; tells the library which fields are there. One that no
+   * release had is FP8CORE_ERROR_VERSION_MISMATCH, here and in the options of other calls. */
   size_t size;
   /** FP8CORE_API_VERSION as the caller was compiled. */
   int api_version;
   fp8core_device device;
-  /** CPU threads, 1 to 1024; 0: as many as OpenMP would use (OMP_NUM_THREADS). Without OpenMP: 1. */
+  /**
+   * CPU threads, 1 to 1024; 0: as many as OpenMP would use (OMP_NUM_THREADS). At most OMP_THREAD_LIMIT, with a warning
+   * in the log. Without OpenMP: 1.
+   */
   int threads;
   /** CPU kernel tier. One that this CPU lacks is refused. Takes precedence over FP8CORE_ISA, whose value must be valid
    * all the same. */
@@ -147,12 +157,12 @@ typedef struct fp8core_context fp8core_context;
  * \param context receives the handle, NULL on failure.
  * \param options NULL for the defaults.
  * \return FP8CORE_ERROR_VERSION_MISMATCH when the caller was compiled for another API version, or the options' size is
- *         out of range (see above);
+ *         wrong (see above);
  *         FP8CORE_ERROR_INVALID_ARGUMENT when \p context is NULL, an option is out of range, the tier is unknown or one
  *         that this CPU or build lacks (the option's or FP8CORE_ISA's), or there is no GPU of this index;
  *         FP8CORE_ERROR_NOT_SUPPORTED for CUDA without a GPU or driver, with a GPU below compute capability 8.0, when
  *         cuBLASLt cannot be loaded, or in a build without CUDA;
- *         FP8CORE_ERROR_OUT_OF_MEMORY when host or device memory is short;
+ *         FP8CORE_ERROR_OUT_OF_MEMORY when host or device memory is short, or the threads cannot be created;
  *         FP8CORE_ERROR_DEVICE when CUDA or cuBLASLt fails to start.
  */
 FP8CORE_API fp8core_status fp8core_context_create(fp8core_context **context, const fp8core_context_options *options);
@@ -180,7 +190,7 @@ FP8CORE_API fp8core_device fp8core_context_device(const fp8core_context *context
  * Thread-safe. */
 FP8CORE_API fp8core_isa fp8core_context_isa(const fp8core_context *context);
 
-/** The context's number of CPU threads. NULL gives 0. Thread-safe. */
+/** The context's number of CPU threads, 1 in a child of fork() (see above). NULL gives 0. Thread-safe. */
 FP8CORE_API int fp8core_context_threads(const fp8core_context *context);
 
 /** The context's seed. NULL gives 0. Not at once with fp8core_context_set_seed(). */

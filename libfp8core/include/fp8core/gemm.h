@@ -42,7 +42,7 @@ typedef enum fp8core_epilogue {
 } fp8core_epilogue;
 
 typedef struct fp8core_gemm_options {
-  /** sizeof(fp8core_gemm_options) as the caller was compiled. */
+  /** sizeof(fp8core_gemm_options) as the caller was compiled; another one is FP8CORE_ERROR_VERSION_MISMATCH. */
   size_t size;
   /** Non-zero: op(A) is the transpose of A, and so for B. */
   int transpose_a;

@@ -64,10 +64,10 @@ typedef enum fp8core_scaling_policy {
 typedef enum fp8core_amax_choice { FP8CORE_AMAX_MAXIMUM = 0, FP8CORE_AMAX_MOST_RECENT = 1 } fp8core_amax_choice;
 
 typedef struct fp8core_scaling_options {
-  /** sizeof(fp8core_scaling_options) as the caller was compiled. */
+  /** sizeof(fp8core_scaling_options) as the caller was compiled; another one is FP8CORE_ERROR_VERSION_MISMATCH. */
   size_t size;
   fp8core_scaling_policy policy;
-  /** Steps that delayed scaling remembers, 1 to 65536. */
+  /** Steps that delayed scaling remembers, 1 to 65536; within that also just in time, which remembers none. */
   int history_length;
   fp8core_amax_choice amax_choice;
   /** As in fp8core_scale_from_amax(), but refused outside -64 to 64. */

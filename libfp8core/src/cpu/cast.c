@@ -250,7 +250,7 @@ fp8core_status fp8core_cpu_cast(fp8core_context *context, const fp8core_cast_job
                    .prefetch = FP8CORE_PREFETCH_BYTES},
     .source_bytes = (int64_t)fp8core_dtype_size(from),
     .destination_bytes = (int64_t)fp8core_dtype_size(to),
-    .threads = context->threads,
+    .threads = fp8core_usable_threads(context),
   };
   plan.transpose = kernels->transpose[plan.destination_bytes / 2];
   plan.copy = kernels->copy;
@@ -285,7 +285,7 @@ fp8core_status fp8core_cpu_amax(fp8core_context *context, int64_t rows, int64_t 
   const fp8core_amax_kernel kernel =
     kernels_of(isa_for(context, source->dtype, scale_inverse, 1.0f))->amax[source->dtype];
   const int64_t elements = rows * columns;
-  const int threads = elements < PARALLEL_ELEMENTS ? 1 : context->threads;
+  const int threads = elements < PARALLEL_ELEMENTS ? 1 : fp8core_usable_threads(context);
   fp8core_cast_totals totals = {0, 0, 0, 0};
 #if defined(_OPENMP)
 #  pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)

@@ -379,7 +379,7 @@ static const fp8core_gemm_kernels *choose_kernels(const fp8core_context *context
 
 static int choose_threads(const fp8core_context *context, const fp8core_gemm_job *job) {
   double products = (double)job->m * (double)job->n * (double)job->k * (double)job->options.batch;
-  return products < (double)PARALLEL_PRODUCTS ? 1 : context->threads;
+  return products < (double)PARALLEL_PRODUCTS ? 1 : fp8core_usable_threads(context);
 }
 
 static void store_bias_gradient(const gemm_plan *plan) {

@@ -19,10 +19,10 @@ fp8core_status fp8core_cpu_scaling_calibrate(fp8core_context *context, const fp8
 
 fp8core_status fp8core_cpu_scaling_update(fp8core_context *context, const fp8core_scaling_arrays *arrays) {
   const int64_t entries = arrays->tensors * (arrays->delayed && !arrays->most_recent ? arrays->history_length : 1);
-  (void)entries;
-  (void)context;
+  const int threads = entries < PARALLEL_ENTRIES ? 1 : fp8core_usable_threads(context);
+  (void)threads;
 #if defined(_OPENMP)
-#  pragma omp parallel for schedule(static) num_threads(context->threads) if (entries >= PARALLEL_ENTRIES)
+#  pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
 #endif
   for (int64_t i = 0; i < arrays->tensors; i++) fp8core_update_rule(arrays, i);
   return FP8CORE_OK;
