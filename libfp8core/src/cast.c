@@ -4,6 +4,7 @@
 
 #include "internal.h"
 #include "numerics.h"
+#include "overlap.h"
 
 static fp8core_status check_same_shape(const fp8core_tensor *source, const fp8core_tensor *destination) {
   if (destination->dimensions != source->dimensions)
@@ -44,10 +45,35 @@ static fp8core_status check_transposed(const fp8core_tensor *source, const fp8co
 
 static fp8core_status check_disjoint(const char *name, const fp8core_tensor *one, const char *other_name,
                                      const fp8core_tensor *other) {
-  if (!fp8core_tensors_overlap(one, other)) return FP8CORE_OK;
+  fp8core_region regions[2];
+  FP8CORE_TRY(fp8core_region_of(name, one, 1, 0, &regions[0]));
+  FP8CORE_TRY(fp8core_region_of(other_name, other, 1, 0, &regions[1]));
+  if (!fp8core_regions_overlap(&regions[0], &regions[1])) return FP8CORE_OK;
   return fp8core_invalid("%s at %p (%lld bytes) overlaps %s at %p (%lld bytes)", name, one->data,
                          (long long)fp8core_tensor_span_bytes(one), other_name, other->data,
                          (long long)fp8core_tensor_span_bytes(other));
+}
+
+// What is written besides data must meet neither data nor what is read.
+static fp8core_status check_scalars(const fp8core_tensor *source, const fp8core_tensor *destination,
+                                    const fp8core_tensor *transposed, const fp8core_cast_statistics *statistics) {
+  static const char *const names[3] = {"source", "destination", "transposed"};
+  const fp8core_tensor *const tensors[3] = {source, destination, transposed};
+  fp8core_region regions[3];
+  const fp8core_region *data[3];
+  fp8core_scalars scalars;
+  int count = 0;
+  scalars.count = 0;
+  for (int i = 0; i < 3; i++) {
+    if (!tensors[i]) continue;
+    FP8CORE_TRY(fp8core_region_of(names[i], tensors[i], 1, 0, &regions[count]));
+    regions[count].written = i > 0;
+    data[count] = &regions[count];
+    count++;
+    fp8core_add_scalars_of(&scalars, names[i], tensors[i], i > 0);
+  }
+  fp8core_add_scalar(&scalars, "statistics", "", statistics, sizeof(*statistics), 1);
+  return fp8core_check_scalars(&scalars, data, count);
 }
 
 static int is_contiguous(const fp8core_tensor *tensor) {
@@ -118,6 +144,8 @@ fp8core_status fp8core_cast_prepare(fp8core_context *context, const fp8core_cast
     if (destination) FP8CORE_TRY(check_disjoint("transposed", transposed, "destination", destination));
   }
 
+  FP8CORE_TRY(check_scalars(source, destination, transposed, known.statistics));
+
   const fp8core_rows nothing = {NULL, FP8CORE_FP32, 0, NULL, NULL, NULL};
   job->source = rows_of(source);
   job->destination = rows_of(destination ? destination : transposed);
@@ -167,6 +195,14 @@ fp8core_status fp8core_amax(fp8core_context *context, const fp8core_tensor *sour
   int64_t rows = fp8core_row_count(source);
   int64_t columns = fp8core_row_length(source);
   if (rows * columns == 0) return FP8CORE_OK;
+  fp8core_region region;
+  const fp8core_region *const data = &region;
+  fp8core_scalars scalars;
+  scalars.count = 0;
+  FP8CORE_TRY(fp8core_region_of("source", source, 1, 0, &region));
+  fp8core_add_scalars_of(&scalars, "source", source, 0);
+  fp8core_add_scalar(&scalars, "amax", "", amax, sizeof(*amax), 1);
+  FP8CORE_TRY(fp8core_check_scalars(&scalars, &data, 1));
   fp8core_rows source_rows = rows_of(source);
   if (is_contiguous(source)) {
     columns *= rows;

@@ -6,72 +6,12 @@
 
 #include "gemm_rules.h"
 #include "internal.h"
+#include "overlap.h"
 
 #define EPILOGUE_LAST FP8CORE_EPILOGUE_GELU_BACKWARD
 
-// Memory that a matrix, or a batch of them, covers.
-typedef struct region {
-  const char *name;
-  uintptr_t start;
-  // Bytes from the first element to the end of the last; 0: none.
-  uintptr_t span;
-  // Where every row lies within [start + i * row_stride, start + i * row_stride + row_width); 0 where that is not
-  // known.
-  uintptr_t row_stride;
-  uintptr_t row_width;
-} region;
-
-static fp8core_status region_of(const char *name, const fp8core_tensor *tensor, int64_t batch, int64_t batch_stride,
-                                region *result) {
-  const int64_t element = (int64_t)fp8core_dtype_size(tensor->dtype);
-  const int64_t rows = fp8core_row_count(tensor);
-  const int64_t columns = fp8core_row_length(tensor);
-  const int64_t stride = fp8core_row_stride(tensor);
-  int64_t batch_span;
-  int64_t span;
-  if (__builtin_mul_overflow(batch - 1, batch_stride, &batch_span) ||
-      __builtin_add_overflow(rows == 0 ? 0 : (rows - 1) * stride, batch_span, &span) ||
-      __builtin_add_overflow(span, columns, &span) || __builtin_mul_overflow(span, element, &span))
-    return fp8core_invalid("%s: batch %lld with batch stride %lld exceeds 2^63 - 1 bytes", name, (long long)batch,
-                           (long long)batch_stride);
-  memset(result, 0, sizeof(*result));
-  result->name = name;
-  if (rows == 0 || columns == 0) return FP8CORE_OK;
-  result->start = (uintptr_t)tensor->data;
-  result->span = (uintptr_t)span;
-  int64_t width = 0;
-  if (batch_span == 0 || batch_stride % stride == 0)
-    width = columns;
-  else if (batch_span <= stride - columns)
-    width = batch_span + columns;
-  if (width != 0) {
-    result->row_stride = (uintptr_t)(stride * element);
-    result->row_width = (uintptr_t)(width * element);
-  }
-  return FP8CORE_OK;
-}
-
-// Columns of one buffer may serve as distinct matrices: equal strides with rows that never meet are no overlap.
-static int regions_overlap(const region *one, const region *other) {
-  if (one->span == 0 || other->span == 0) return 0;
-  if (one->start >= other->start + other->span || other->start >= one->start + one->span) return 0;
-  if (one->row_stride == 0 || one->row_stride != other->row_stride) return 1;
-  const uintptr_t stride = one->row_stride;
-  const uintptr_t offset = other->start >= one->start ? (other->start - one->start) % stride
-                                                      : (stride - (one->start - other->start) % stride) % stride;
-  return offset < one->row_width || offset + other->row_width > stride;
-}
-
-// Tells where both lie, and what is expected of them.
-static fp8core_status overlap(const region *one, const region *other, const char *expected) {
-  return fp8core_invalid("%s at %p (%llu bytes) overlaps %s at %p (%llu bytes), expected %s", one->name,
-                         (const void *)one->start, (unsigned long long)one->span, other->name,
-                         (const void *)other->start, (unsigned long long)other->span, expected);
-}
-
-static fp8core_status refuse_overlap(const region *written, const region *const *others, int count) {
-  for (int i = 0; i < count; i++)
-    if (regions_overlap(written, others[i])) return overlap(written, others[i], "distinct memory");
+static fp8core_status refuse_overlaps(const fp8core_region *written, const fp8core_region *const *others, int count) {
+  for (int i = 0; i < count; i++) FP8CORE_TRY(fp8core_refuse_overlap(written, others[i]));
   return FP8CORE_OK;
 }
 
@@ -165,44 +105,59 @@ static fp8core_status check_batch_apart(const char *name, const fp8core_tensor *
 static fp8core_status check_aliasing(const fp8core_gemm_job *job) {
   const fp8core_gemm_options *options = &job->options;
   const fp8core_tensor none = {0};
-  region a;
-  region b;
-  region c;
-  region d;
-  region bias;
-  region auxiliary;
-  region bias_gradient;
-  FP8CORE_TRY(region_of("A", &job->a, options->batch, options->batch_stride_a, &a));
-  FP8CORE_TRY(region_of("B", &job->b, options->batch, options->batch_stride_b, &b));
-  FP8CORE_TRY(region_of("D", &job->d, options->batch, options->batch_stride_d, &d));
+  fp8core_region a;
+  fp8core_region b;
+  fp8core_region c;
+  fp8core_region d;
+  fp8core_region bias;
+  fp8core_region auxiliary;
+  fp8core_region bias_gradient;
+  FP8CORE_TRY(fp8core_region_of("A", &job->a, options->batch, options->batch_stride_a, &a));
+  FP8CORE_TRY(fp8core_region_of("B", &job->b, options->batch, options->batch_stride_b, &b));
+  FP8CORE_TRY(fp8core_region_of("D", &job->d, options->batch, options->batch_stride_d, &d));
   FP8CORE_TRY(check_batch_apart("d", &job->d, options->batch, options->batch_stride_d));
   memset(&c, 0, sizeof(c));
-  c.name = "C";
   if (job->c.data) {
-    FP8CORE_TRY(region_of("C", &job->c, options->batch, options->batch_stride_c, &c));
+    FP8CORE_TRY(fp8core_region_of("C", &job->c, options->batch, options->batch_stride_c, &c));
     const int same = job->c.data == job->d.data && job->c.dtype == job->d.dtype &&
                      (job->m == 1 || job->c.row_stride == job->d.row_stride) &&
                      (options->batch == 1 || options->batch_stride_c == options->batch_stride_d);
-    if (!same && regions_overlap(&c, &d))
-      return overlap(&c, &d, "distinct memory, or the same memory with equal dtype and strides");
+    if (!same && fp8core_regions_overlap(&c, &d))
+      return fp8core_overlap(&c, &d, "distinct memory, or the same memory with equal dtype and strides");
   }
-  FP8CORE_TRY(region_of("bias", job->bias.data ? &job->bias : &none, 1, 0, &bias));
-  FP8CORE_TRY(region_of("auxiliary", job->auxiliary.data ? &job->auxiliary : &none, options->batch,
-                        options->batch_stride_auxiliary, &auxiliary));
-  FP8CORE_TRY(region_of("bias_gradient", job->bias_gradient.data ? &job->bias_gradient : &none, 1, 0, &bias_gradient));
+  FP8CORE_TRY(fp8core_region_of("bias", job->bias.data ? &job->bias : &none, 1, 0, &bias));
+  FP8CORE_TRY(fp8core_region_of("auxiliary", job->auxiliary.data ? &job->auxiliary : &none, options->batch,
+                                options->batch_stride_auxiliary, &auxiliary));
+  FP8CORE_TRY(
+    fp8core_region_of("bias_gradient", job->bias_gradient.data ? &job->bias_gradient : &none, 1, 0, &bias_gradient));
   if (!job->bias.data) bias.span = 0;
   if (!job->auxiliary.data) auxiliary.span = 0;
   if (!job->bias_gradient.data) bias_gradient.span = 0;
-  const region *const read_beside_d[] = {&a, &b, &bias, &auxiliary};
-  const region *const beside_auxiliary[] = {&a, &b, &c, &bias};
-  const region *const beside_gradient[] = {&a, &b, &c, &d, &bias, &auxiliary};
-  FP8CORE_TRY(refuse_overlap(&d, read_beside_d, 4));
-  if (job->auxiliary.data &&
-      (options->epilogue == FP8CORE_EPILOGUE_RELU || options->epilogue == FP8CORE_EPILOGUE_GELU)) {
+  const fp8core_region *const read_beside_d[] = {&a, &b, &bias, &auxiliary};
+  const fp8core_region *const beside_auxiliary[] = {&a, &b, &c, &bias};
+  const fp8core_region *const beside_gradient[] = {&a, &b, &c, &d, &bias, &auxiliary};
+  FP8CORE_TRY(refuse_overlaps(&d, read_beside_d, 4));
+  const int writes_auxiliary =
+    job->auxiliary.data && (options->epilogue == FP8CORE_EPILOGUE_RELU || options->epilogue == FP8CORE_EPILOGUE_GELU);
+  if (writes_auxiliary) {
     FP8CORE_TRY(check_batch_apart("auxiliary", &job->auxiliary, options->batch, options->batch_stride_auxiliary));
-    FP8CORE_TRY(refuse_overlap(&auxiliary, beside_auxiliary, 4));
+    FP8CORE_TRY(refuse_overlaps(&auxiliary, beside_auxiliary, 4));
   }
-  return refuse_overlap(&bias_gradient, beside_gradient, 6);
+  FP8CORE_TRY(refuse_overlaps(&bias_gradient, beside_gradient, 6));
+  d.written = 1;
+  bias_gradient.written = 1;
+  auxiliary.written = writes_auxiliary;
+  fp8core_scalars scalars;
+  scalars.count = 0;
+  fp8core_add_scalars_of(&scalars, "A", &job->a, 0);
+  fp8core_add_scalars_of(&scalars, "B", &job->b, 0);
+  fp8core_add_scalars_of(&scalars, "C", &job->c, 0);
+  fp8core_add_scalars_of(&scalars, "D", &job->d, 1);
+  fp8core_add_scalars_of(&scalars, "bias", &job->bias, 0);
+  fp8core_add_scalars_of(&scalars, "auxiliary", &job->auxiliary, writes_auxiliary);
+  fp8core_add_scalars_of(&scalars, "bias_gradient", &job->bias_gradient, 1);
+  const fp8core_region *const data[] = {&a, &b, &c, &d, &bias, &auxiliary, &bias_gradient};
+  return fp8core_check_scalars(&scalars, data, 7);
 }
 
 fp8core_status fp8core_gemm_prepare(const fp8core_context *context, const fp8core_gemm_options *options,

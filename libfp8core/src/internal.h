@@ -158,12 +158,11 @@ fp8core_status fp8core_check_aligned(const char *name, const char *field, const 
 // One-line message and status when `tensor` (called `name` in the message) is null, invalid, or not on the context's
 // device. The only check of a tensor: whatever passes it may be read through its pointers.
 fp8core_status fp8core_check_tensor(const fp8core_context *context, const char *name, const fp8core_tensor *tensor);
-// The row stride in elements, the length of a row, and the number of rows of a valid tensor.
+// The row stride in elements (the row length where there are no two rows), the length of a row, and the number of rows
+// of a valid tensor (0 where it has no elements), none of whose products overflow.
 int64_t fp8core_row_stride(const fp8core_tensor *tensor);
 int64_t fp8core_row_length(const fp8core_tensor *tensor);
 int64_t fp8core_row_count(const fp8core_tensor *tensor);
-// Whether the two tensors' memory overlaps in any byte, of their whole spans.
-int fp8core_tensors_overlap(const fp8core_tensor *one, const fp8core_tensor *other);
 // Checks the options' leading size and copies what the caller knows over the defaults; NULL leaves them.
 fp8core_status fp8core_read_options(const char *name, void *destination, size_t size, const void *source);
 

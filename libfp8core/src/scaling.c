@@ -5,6 +5,7 @@
 
 #include "internal.h"
 #include "numerics.h"
+#include "overlap.h"
 
 #define MARGIN_LIMIT 64
 #define HISTORY_LIMIT 65536
@@ -247,6 +248,19 @@ static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const
   int empty = 0;
   FP8CORE_TRY(fp8core_cast_prepare(context, options, source, destination ? &bound : NULL,
                                    transposed ? &bound_transposed : NULL, &job, &empty));
+  if (scale_inverse) {
+    // Against the rest fp8core_cast_prepare() has checked it, as the destination's.
+    fp8core_region source_data;
+    fp8core_scalars written;
+    written.count = 0;
+    FP8CORE_TRY(fp8core_region_of("source", source, 1, 0, &source_data));
+    fp8core_add_scalar(&written, "scale_inverse", "", scale_inverse, sizeof(float), 1);
+    FP8CORE_TRY(fp8core_refuse_overlap(&written.regions[0], &source_data));
+    if (scale_inverse != arrays->scale_inverse + index) {
+      fp8core_add_scalar(&written, "the scaling state", "", scaling->memory, scaling->memory_bytes, 0);
+      FP8CORE_TRY(fp8core_refuse_overlap(&written.regions[0], &written.regions[1]));
+    }
+  }
   if (!empty) {
     const int delayed = arrays->delayed;
     if (!delayed || !scaling->history_seen[index]) {

@@ -25,6 +25,10 @@ const char *fp8core_status_string(fp8core_status status) {
 const char *fp8core_last_error(void) { return last_error; }
 
 fp8core_status fp8core_set_last_error(fp8core_status status, const char *format, ...) {
+  if (!format) {
+    (void)snprintf(last_error, sizeof(last_error), "%s", fp8core_status_string(status));
+    return status;
+  }
   // Formatted aside first: an argument may point into the old message.
   char message[MESSAGE_BYTES];
   va_list arguments;

@@ -1172,8 +1172,143 @@ static void options_of_other_sizes(void **unused) {
   fp8core_context_destroy(&context);
 }
 
+// A scalar that is written must meet neither data nor another scalar; one that is read, no data that is written.
+static void scalars_that_alias(void **unused) {
+  (void)unused;
+  fp8core_context *context = test_context_default();
+  float *source = test_alloc(context, 64 * sizeof(float));
+  unsigned char *codes = test_alloc(context, 128);
+  float *scalars = test_alloc(context, 64);
+  assert_ok(fp8core_zero(context, source, 64 * sizeof(float)));
+  const fp8core_tensor in = test_matrix(source, FP8CORE_FP32, 8, 8);
+  const fp8core_tensor out = test_matrix(codes, FP8CORE_E4M3, 8, 8);
+  const fp8core_tensor across = test_matrix(codes + 64, FP8CORE_E4M3, 8, 8);
+  float *const in_codes = (float *)(void *)(codes + 60);
+  const struct {
+    float *destination_amax;
+    const float *destination_scale;
+    const float *destination_inverse;
+    const float *source_inverse;
+    void *statistics;
+    const char *message;
+  } cases[] = {
+    {in_codes, NULL, NULL, NULL, NULL, "destination.amax overlaps destination,"},
+    {source + 63, NULL, NULL, NULL, NULL, "destination.amax overlaps source,"},
+    {scalars, scalars, NULL, NULL, NULL, "destination.amax overlaps destination.scale,"},
+    {scalars, NULL, scalars, NULL, NULL, "destination.amax overlaps destination.scale_inverse,"},
+    {scalars, NULL, NULL, scalars, NULL, "destination.amax overlaps source.scale_inverse,"},
+    {NULL, in_codes, NULL, NULL, NULL, "destination.scale overlaps destination,"},
+    {NULL, NULL, in_codes, NULL, NULL, "destination.scale_inverse overlaps destination,"},
+    {NULL, NULL, NULL, in_codes, NULL, "source.scale_inverse overlaps destination,"},
+    {NULL, NULL, NULL, NULL, codes + 56, "statistics overlaps destination,"},
+    {NULL, NULL, NULL, NULL, source + 62, "statistics overlaps source,"},
+    {scalars + 7, NULL, NULL, NULL, scalars, "statistics overlaps destination.amax,"},
+    {NULL, scalars + 3, NULL, NULL, scalars, "statistics overlaps destination.scale,"},
+  };
+  for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    fp8core_tensor from = in;
+    fp8core_tensor to = out;
+    fp8core_cast_options options = fp8core_cast_options_default();
+    from.scale_inverse = cases[i].source_inverse;
+    to.amax = cases[i].destination_amax;
+    to.scale = cases[i].destination_scale;
+    to.scale_inverse = cases[i].destination_inverse;
+    options.statistics = cases[i].statistics;
+    assert_fails(fp8core_cast(context, &options, &from, &to), FP8CORE_ERROR_INVALID_ARGUMENT, cases[i].message);
+    fp8core_tensor turned = across;
+    turned.scale = to.scale;
+    turned.scale_inverse = to.scale_inverse;
+    assert_fails(fp8core_cast_transpose(context, &options, &from, &to, &turned), FP8CORE_ERROR_INVALID_ARGUMENT,
+                 cases[i].message);
+  }
+  fp8core_tensor turned = across;
+  turned.amax = (float *)(void *)(codes + 64);
+  assert_fails(fp8core_cast_transpose(context, NULL, &in, NULL, &turned), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "transposed.amax overlaps transposed,");
+  assert_fails(fp8core_amax(context, &in, source), FP8CORE_ERROR_INVALID_ARGUMENT, "amax overlaps source,");
+  fp8core_tensor scaled = in;
+  scaled.scale_inverse = scalars;
+  assert_fails(fp8core_amax(context, &scaled, scalars), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "amax overlaps source.scale_inverse,");
+  // In a gap between rows, of one buffer for all, scalars are no worse than elsewhere; and one amax may serve both.
+  fp8core_tensor gaps = in;
+  fp8core_tensor packed = out;
+  gaps.shape[1] = packed.shape[1] = 4;
+  gaps.row_stride = 8;
+  gaps.amax = packed.amax = source + 7;
+  assert_ok(fp8core_zero(context, source + 7, sizeof(float)));
+  assert_ok(fp8core_cast(context, NULL, &gaps, &packed));
+  packed.amax = source + 8;
+  assert_fails(fp8core_cast(context, NULL, &gaps, &packed), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "destination.amax overlaps source,");
+  test_free(context, source);
+  test_free(context, codes);
+  test_free(context, scalars);
+  fp8core_context_destroy(&context);
+}
+
+// Columns of one buffer that do not meet are no overlap.
+static void columns_of_one_buffer(void **unused) {
+  (void)unused;
+  enum { ROWS = 40, STRIDE = 24 };
+  fp8core_context *context = test_context_default();
+  float values[ROWS * STRIDE];
+  for (int i = 0; i < ROWS * STRIDE; i++) values[i] = (float)i;
+  float *buffer = test_upload(context, values, sizeof(values));
+  fp8core_tensor left = test_matrix(buffer, FP8CORE_FP32, ROWS, 11);
+  fp8core_tensor right = test_matrix(buffer + 11, FP8CORE_FP32, ROWS, 11);
+  left.row_stride = right.row_stride = STRIDE;
+  assert_ok(fp8core_cast(context, NULL, &left, &right));
+  test_download(context, values, buffer, sizeof(values));
+  for (int i = 0; i < ROWS * STRIDE; i++) {
+    const int column = i % STRIDE;
+    assert_true(values[i] == (float)(column >= 11 && column < 22 ? i - 11 : i));
+  }
+  right.data = buffer + 10;
+  assert_fails(fp8core_cast(context, NULL, &left, &right), FP8CORE_ERROR_INVALID_ARGUMENT, "overlaps");
+  assert_fails(fp8core_cast(context, NULL, &right, &left), FP8CORE_ERROR_INVALID_ARGUMENT, "overlaps");
+  right.data = buffer + 14;
+  assert_fails(fp8core_cast(context, NULL, &left, &right), FP8CORE_ERROR_INVALID_ARGUMENT, "overlaps");
+  // Rows of other distances may meet anywhere.
+  right.data = buffer + 11;
+  right.row_stride = STRIDE - 1;
+  assert_fails(fp8core_cast(context, NULL, &left, &right), FP8CORE_ERROR_INVALID_ARGUMENT, "overlaps");
+  test_free(context, buffer);
+  fp8core_context_destroy(&context);
+}
+
+// What occupies no memory has no size that is too large.
+static void sizes_without_memory(void **unused) {
+  (void)unused;
+  fp8core_context *context = test_context_default();
+  const float source[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  float *in_data = test_upload(context, source, sizeof(source));
+  unsigned char *out_data = test_alloc(context, 8);
+  unsigned char codes[8];
+  fp8core_tensor in = test_matrix(NULL, FP8CORE_FP32, 0, INT64_MAX);
+  fp8core_tensor out = test_matrix(NULL, FP8CORE_E4M3, 0, INT64_MAX);
+  fp8core_tensor across = test_matrix(NULL, FP8CORE_E4M3, INT64_MAX, 0);
+  assert_ok(fp8core_cast(context, NULL, &in, &out));
+  assert_ok(fp8core_cast(context, NULL, &across, &across));
+  assert_ok(fp8core_cast_transpose(context, NULL, &in, &out, &across));
+  in = test_matrix(in_data, FP8CORE_FP32, 1, 8);
+  out = test_matrix(out_data, FP8CORE_E4M3, 1, 8);
+  across = test_matrix(out_data, FP8CORE_E4M3, 8, 1);
+  in.row_stride = out.row_stride = INT64_MAX;
+  assert_ok(fp8core_cast(context, NULL, &in, &out));
+  test_download(context, codes, out_data, 8);
+  for (int i = 0; i < 8; i++) assert_int_equal(codes[i], fp8core_encode(FP8CORE_E4M3, source[i], 1));
+  assert_ok(fp8core_cast_transpose(context, NULL, &in, NULL, &across));
+  test_free(context, in_data);
+  test_free(context, out_data);
+  fp8core_context_destroy(&context);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+    cmocka_unit_test(scalars_that_alias),
+    cmocka_unit_test(columns_of_one_buffer),
+    cmocka_unit_test(sizes_without_memory),
     cmocka_unit_test(known_values),
     cmocka_unit_test(nan_patterns),
     cmocka_unit_test(ties),

@@ -470,6 +470,13 @@ static void *use_own_context(void *result) {
   return NULL;
 }
 
+static void last_error_without_format(void **unused) {
+  (void)unused;
+  const char *volatile none = NULL;
+  assert_int_equal(fp8core_set_last_error(FP8CORE_ERROR_DEVICE, none, 0), FP8CORE_ERROR_DEVICE);
+  assert_string_equal(fp8core_last_error(), "device error");
+}
+
 // Contexts and messages of two threads do not meet.
 static void distinct_threads(void **unused) {
   (void)unused;
@@ -636,6 +643,7 @@ int main(int count, char **arguments) {
     TEST(status_strings),
     TEST(last_error_messages),
     TEST(distinct_threads),
+    TEST(last_error_without_format),
     TEST(children_of_fork),
     TEST(threads_that_cannot_be_created),
     TEST(thread_limit_of_openmp),

@@ -1611,8 +1611,48 @@ static void test_scale_stays_legal_whatever_comes_in(void **state) {
   assert_float_equal(fp8core_scale_from_amax(FP8CORE_E4M3, 448.0f, INT_MAX, 0, 1.0f), 0x1p-64f, 0.0f);
 }
 
+// The reciprocal that a cast gives out is written, so it must meet neither data nor the state.
+static void reciprocal_that_aliases(void **unused) {
+  (void)unused;
+  fp8core_context *context = test_context_default();
+  const fp8core_dtype dtypes[2] = {FP8CORE_E4M3, FP8CORE_E4M3};
+  fp8core_scaling *scaling;
+  assert_ok(fp8core_scaling_create(&scaling, context, 2, dtypes, NULL));
+  float *data = test_alloc(context, 64 * sizeof(float));
+  unsigned char *codes = test_alloc(context, 64);
+  fp8core_cast_statistics *statistics = test_alloc(context, sizeof(*statistics));
+  assert_ok(fp8core_zero(context, data, 64 * sizeof(float)));
+  const fp8core_tensor source = test_matrix(data, FP8CORE_FP32, 8, 8);
+  fp8core_tensor destination = test_matrix(codes, FP8CORE_E4M3, 8, 8);
+  fp8core_tensor other = destination;
+  assert_ok(fp8core_scaling_bind(scaling, 1, &other));
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.statistics = statistics;
+  assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, (float *)(void *)codes),
+               FP8CORE_ERROR_INVALID_ARGUMENT, "destination.scale_inverse overlaps destination,");
+  assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, data + 5), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "scale_inverse overlaps source,");
+  assert_fails(
+    fp8core_scaling_cast(scaling, 0, &options, &source, &destination, (float *)(void *)&statistics->saturated),
+    FP8CORE_ERROR_INVALID_ARGUMENT, "statistics overlaps destination.scale_inverse,");
+  float *const of_state[] = {other.amax, (float *)(uintptr_t)other.scale, (float *)(uintptr_t)other.scale_inverse};
+  for (int i = 0; i < 3; i++)
+    assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, of_state[i]),
+                 FP8CORE_ERROR_INVALID_ARGUMENT, "overlaps");
+  // A failed call binds nothing.
+  assert_null(destination.scale);
+  // Its own is what NULL gives.
+  assert_ok(fp8core_scaling_cast(scaling, 1, NULL, &source, &destination, of_state[2]));
+  test_free(context, data);
+  test_free(context, codes);
+  test_free(context, statistics);
+  fp8core_scaling_destroy(&scaling);
+  fp8core_context_destroy(&context);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+    cmocka_unit_test(reciprocal_that_aliases),
     cmocka_unit_test(test_scale_stays_legal_whatever_comes_in),
     cmocka_unit_test(rule_known_values),
     cmocka_unit_test(rule_without_a_usable_amax),

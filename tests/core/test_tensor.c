@@ -59,6 +59,15 @@ static void create_with_wrong_dimensions(void **unused) {
   }
 }
 
+// Without sizes there is no tensor, rather than an empty one, which every call takes.
+static void create_without_shape(void **unused) {
+  (void)unused;
+  for (int dimensions = 1; dimensions <= 4; dimensions++) {
+    const fp8core_tensor tensor = fp8core_tensor_create(storage, FP8CORE_FP32, dimensions, NULL);
+    assert_fails(fp8core_tensor_validate(&tensor), FP8CORE_ERROR_INVALID_ARGUMENT, "dimensions is -1");
+  }
+}
+
 static void strides(void **unused) {
   (void)unused;
   const int64_t shape[3] = {2, 3, 4};
@@ -204,9 +213,25 @@ static void overflowing_sizes(void **unused) {
   assert_size_refused(FP8CORE_E5M2, 4, four, 0);
   assert_size_refused(FP8CORE_E4M3, 3, wraps_to_small, 0);
   assert_size_refused(FP8CORE_E4M3, 2, below, INT64_MAX);
-  // Products are checked past a size of 0, so that no later product of sizes can overflow.
-  const int64_t empty[4] = {0, INT64_C(1) << 40, INT64_C(1) << 40, 1};
-  assert_size_refused(FP8CORE_FP32, 4, empty, 0);
+  // What has no elements, or one row, occupies no memory by its sizes and strides.
+  for (int zero = 0; zero < 4; zero++) {
+    int64_t empty[4] = {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX};
+    empty[zero] = 0;
+    tensor = fp8core_tensor_create(NULL, FP8CORE_FP32, 4, empty);
+    tensor.row_stride = INT64_MAX;
+    assert_ok(fp8core_tensor_validate(&tensor));
+    assert_int_equal(fp8core_tensor_elements(&tensor), 0);
+    assert_int_equal(fp8core_tensor_span_bytes(&tensor), 0);
+  }
+  const int64_t row[2] = {1, 8};
+  tensor = fp8core_tensor_create(storage, FP8CORE_FP32, 2, row);
+  tensor.row_stride = INT64_MAX;
+  assert_int_equal(fp8core_tensor_span_bytes(&tensor), 32);
+  // The message says how much it would be.
+  const int64_t rows[2] = {3, INT64_C(1) << 62};
+  tensor = fp8core_tensor_create(storage, FP8CORE_FP32, 2, rows);
+  assert_fails(fp8core_tensor_validate(&tensor), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "shape [3, 4611686018427387904] with row_stride 0 takes 5.53e+19 bytes of fp32");
   // More than 2^31 elements are ordinary.
   const int64_t large[3] = {3, two_31, 5};
   tensor = fp8core_tensor_create(storage, FP8CORE_FP16, 3, large);
@@ -219,6 +244,7 @@ int main(void) {
     cmocka_unit_test(create_fills_every_field),
     cmocka_unit_test(matrix_fills_every_field),
     cmocka_unit_test(create_with_wrong_dimensions),
+    cmocka_unit_test(create_without_shape),
     cmocka_unit_test(strides),
     cmocka_unit_test(empty_tensors),
     cmocka_unit_test(wrong_fields),

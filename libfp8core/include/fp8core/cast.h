@@ -94,8 +94,9 @@ static inline fp8core_cast_options fp8core_cast_options_default(void) {
  * untouched), raises its amax, adds to the statistics. No elements: success, nothing read or written.
  *
  * In place (same data pointer) where the destination's element is no wider than the source's, and both tensors are
- * contiguous or both have rows that start at the same bytes. Any other overlap of the two spans, from the first byte to
- * the last, is refused, also that of rows which lie between each other's.
+ * contiguous or both have rows that start at the same bytes. Any other overlap is refused, also that of an amax or the
+ * statistics with data or scales (see fp8core_tensor); columns of one buffer that do not meet, its rows being equally
+ * far apart, are none.
  *
  * \param options NULL for the defaults. Its \p statistics are on the context's device.
  * \param source read with its scale_inverse.

@@ -41,10 +41,10 @@ FP8CORE_API const char *fp8core_status_string(fp8core_status status);
 FP8CORE_API const char *fp8core_last_error(void);
 
 /**
- * Sets the calling thread's message (printf format; truncated to 511 bytes) and returns \p status.
- * For libraries built upon this one, so that their users find every message in one place. An argument may point into
- * the old message. Cannot fail: what cannot be formatted is stored as the bare format. Thread-safe: each thread has a
- * message of its own.
+ * Sets the calling thread's message (printf format, truncated to 511 bytes; NULL: the name of \p status) and returns \p
+ * status. For libraries built upon this one, so that their users find every message in one place. An argument may point
+ * into the old message. Cannot fail: what cannot be formatted is stored as the bare format. Thread-safe: each thread
+ * has a message of its own.
  */
 FP8CORE_API fp8core_status fp8core_set_last_error(fp8core_status status, const char *format, ...) FP8CORE_PRINTF(2, 3);
 

@@ -33,7 +33,8 @@ typedef enum fp8core_scale_granularity {
  *
  * A stored element q stands for the value q * scale_inverse; quantising stores cast(value * scale). Scales exist so
  * that narrow formats use their range; FP32 and BF16 may have them too. The three pointers lie in the memory of
- * \p device, at multiples of 4 bytes. Two tensors may share them.
+ * \p device, at multiples of 4 bytes. Two tensors may share them; but a call refuses an amax that it raises where
+ * it lies in the data of one of the call's tensors or is one of their scales, and scales in data that it writes.
  *
  * \p scale must be positive and finite, and \p scale_inverse its reciprocal in FP32; the values are not checked, as
  * they may lie on a GPU.
@@ -67,7 +68,8 @@ typedef struct fp8core_tensor {
  *
  * \param data of the first element; kept, not read.
  * \param dimensions 0 to 4.
- * \param shape as many sizes as \p dimensions, in elements, outermost first; copied. NULL when \p dimensions is 0.
+ * \param shape as many sizes as \p dimensions, in elements, outermost first; copied. May be NULL for
+ *        0 dimensions; for more, NULL gives a tensor of -1 dimensions, which every call refuses.
  */
 FP8CORE_API fp8core_tensor fp8core_tensor_create(void *data, fp8core_dtype dtype, int dimensions, const int64_t *shape);
 
@@ -81,8 +83,8 @@ FP8CORE_API fp8core_tensor fp8core_tensor_matrix(void *data, fp8core_dtype dtype
  *
  * \return FP8CORE_ERROR_INVALID_ARGUMENT when the pointer is NULL; dtype, granularity or device type is outside its
  *         enum; the device index is negative, or not 0 on the CPU; there are not 0 to 4 dimensions; a size is negative;
- *         row_stride is neither 0 nor at least the length of a row; the sizes (with row_stride for the last, and
- *         leaving out those of 0) times the element's bytes exceed 2^63 - 1; data is NULL although there are elements;
+ *         row_stride is neither 0 nor at least the length of a row; from the first element to the end of the
+ *         last there are 2^63 bytes or more; data is NULL although there are elements;
  *         scale, scale_inverse or amax is not aligned to a float; on CUDA, data is not aligned to its elements.
  */
 FP8CORE_API fp8core_status fp8core_tensor_validate(const fp8core_tensor *tensor);
