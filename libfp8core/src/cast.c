@@ -48,10 +48,7 @@ static fp8core_status check_disjoint(const char *name, const fp8core_tensor *one
   fp8core_region regions[2];
   FP8CORE_TRY(fp8core_region_of(name, one, 1, 0, &regions[0]));
   FP8CORE_TRY(fp8core_region_of(other_name, other, 1, 0, &regions[1]));
-  if (!fp8core_regions_overlap(&regions[0], &regions[1])) return FP8CORE_OK;
-  return fp8core_invalid("%s at %p (%lld bytes) overlaps %s at %p (%lld bytes)", name, one->data,
-                         (long long)fp8core_tensor_span_bytes(one), other_name, other->data,
-                         (long long)fp8core_tensor_span_bytes(other));
+  return fp8core_refuse_overlap(&regions[0], &regions[1]);
 }
 
 // What is written besides data must meet neither data nor what is read.

@@ -226,15 +226,19 @@ static double reference_activation(fp8core_accumulation accumulation, fp8core_ep
     return (double)fp8core_gemm_activation(epilogue, (float)value, (float)auxiliary);
   const double root = 0.79788456080286535588;
   const double x = epilogue == FP8CORE_EPILOGUE_GELU ? value : auxiliary;
-  const double t = tanh(root * (x + 0.044715 * x * x * x));
+  const double u = root * (x + 0.044715 * x * x * x);
   switch (epilogue) {
   case FP8CORE_EPILOGUE_NONE: break;
   case FP8CORE_EPILOGUE_RELU: return value < 0.0 ? 0.0 : value;
-  case FP8CORE_EPILOGUE_GELU: return 0.5 * x * (1.0 + t);
+  case FP8CORE_EPILOGUE_GELU: return x == -(double)INFINITY ? -0.0 : 0.5 * x * (1.0 + tanh(u));
   case FP8CORE_EPILOGUE_RELU_BACKWARD: return auxiliary > 0.0 ? value : 0.0;
-  case FP8CORE_EPILOGUE_GELU_BACKWARD:
-    if (t * t == 1.0) return value * (0.5 * (1.0 + t));
-    return value * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * root * (1.0 + 3.0 * 0.044715 * x * x));
+  case FP8CORE_EPILOGUE_GELU_BACKWARD: {
+    if (fabs(x) > (double)FP8CORE_GELU_FLAT) return value * (x > 0.0 ? 1.0 : 0.0);
+    const double e = exp(-2.0 * u);
+    const double s = 1.0 / (1.0 + e);
+    const double slope = 2.0 * x * s * (e * s) * root * (1.0 + 3.0 * 0.044715 * x * x);
+    return value * (s + slope == 0.0 ? (double)FP8CORE_GELU_LEAST : s + slope);
+  }
   }
   return value;
 }

@@ -98,11 +98,20 @@ FP8CORE_RULE uint32_t fp8core_decode_bits(fp8core_dtype dtype, uint32_t code) {
 }
 
 // Raises *amax, which may be NULL, to the magnitude (FP32 bits without sign) if that is larger in the order of
-// integers, in which NaN > infinity > finite. A NaN is stored as the quiet one.
+// integers, in which NaN > infinity > finite. A NaN is stored as the quiet one. A NaN that is there stays, of either
+// sign; anything else with a sign is below every magnitude.
 FP8CORE_RULE void fp8core_raise_amax(float *amax, uint32_t magnitude) {
   if (!amax) return;
+  const uint32_t present = fp8core_float_bits(*amax);
   if (magnitude > FP8CORE_F32_INFINITY) magnitude = FP8CORE_F32_QUIET_NAN;
-  if (magnitude > (fp8core_float_bits(*amax) & FP8CORE_F32_MAGNITUDE)) *amax = fp8core_bits_float(magnitude);
+  if ((present & FP8CORE_F32_MAGNITUDE) > FP8CORE_F32_INFINITY) return;
+  if ((present & FP8CORE_F32_SIGN) || magnitude > present) *amax = fp8core_bits_float(magnitude);
+}
+
+// Whether an amax says that something was infinite or NaN. A negative one, also minus infinity, counts as 0.
+FP8CORE_RULE int fp8core_amax_is_nonfinite(float amax) {
+  const uint32_t bits = fp8core_float_bits(amax);
+  return bits == FP8CORE_F32_INFINITY || (bits & FP8CORE_F32_MAGNITUDE) > FP8CORE_F32_INFINITY;
 }
 
 // Rounds the magnitude (FP32 bits without sign) to nearest, ties to even. Returns the code without sign.
@@ -229,14 +238,25 @@ FP8CORE_RULE float fp8core_scale_rule(fp8core_dtype dtype, float amax, int margi
 }
 
 FP8CORE_RULE float fp8core_gelu(float x) {
+  // The limit; the product below would be that of infinity and 0.
+  if (fp8core_float_bits(x) == (FP8CORE_F32_SIGN | FP8CORE_F32_INFINITY)) return -0.0f;
   return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
 
+// Beyond this magnitude the derivative of GELU is exactly 0 or 1.
+#define FP8CORE_GELU_FLAT 10.0f
+// What takes the place of a derivative that cancels to 0 between: about its error there.
+#define FP8CORE_GELU_LEAST 0x1p-26f
+
+// With (1 + tanh u) / 2 = 1 / (1 + exp(-2u)), in which nothing cancels where the tanh is near -1. An infinite gradient
+// times 0 is NaN, so every tier must have its zeros at the same arguments: they are those below -FP8CORE_GELU_FLAT.
 FP8CORE_RULE float fp8core_gelu_derivative(float x) {
-  const float t = tanhf(0.7978845608f * (x + 0.044715f * x * x * x));
-  // Far out the derivative of tanh is 0 while x * x may overflow.
-  if (t * t == 1.0f) return 0.5f * (1.0f + t);
-  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+  if (x > FP8CORE_GELU_FLAT) return 1.0f;
+  if (x < -FP8CORE_GELU_FLAT) return 0.0f;
+  const float e = expf(-2.0f * (0.7978845608f * (x + 0.044715f * x * x * x)));
+  const float s = 1.0f / (1.0f + e);
+  const float slope = x * (2.0f * s * (e * s)) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+  return s + slope == 0.0f ? FP8CORE_GELU_LEAST : s + slope;
 }
 
 FP8CORE_RULE float fp8core_gemm_activation(fp8core_epilogue epilogue, float value, float auxiliary) {

@@ -532,7 +532,8 @@ fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *buffer, size
     const uint64_t steps = arrays.history_steps[i];
     put_u32(out, arrays.dtypes[i]);
     put_u32(out + 4, fp8core_float_bits(arrays.scale[i]));
-    put_u32(out + 8, fp8core_float_bits(arrays.amax[i]));
+    // A negative one, which only the caller can have written, counts as 0.
+    put_u32(out + 8, arrays.amax[i] < 0.0f ? 0 : fp8core_float_bits(arrays.amax[i]));
     put_u32(out + 12, 0);
     put_u64(out + 16, steps < entries ? steps : entries ? entries + steps % entries : 0);
     put_u64(out + 24, arrays.nonfinite_steps[i]);
@@ -628,8 +629,7 @@ static fp8core_status check_same(const fp8core_scaling *scaling, const fp8core_s
 }
 
 // Reads the record of tensor `index` into `arrays`, which lie in host memory full of zeros. The checksum only guards
-// against damage, so every field is checked. Not so the amax, which is the caller's to write, and the update has a rule
-// for any value; and a count of steps that were not finite may be any number.
+// against damage, so every field is checked; only a count of steps that were not finite may be any number.
 static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_t own_dtype,
                                   const fp8core_scaling_options *options, const fp8core_scaling_arrays *arrays) {
   const uint32_t dtype = get_u32(in);
@@ -646,6 +646,10 @@ static fp8core_status read_tensor(const unsigned char *in, int64_t index, uint8_
   if (!scale_in_range(scale)) {
     return corrupt("saved tensor %" PRId64 " has scale %g, expected %g to %g", index, (double)scale,
                    (double)FP8CORE_SCALE_MIN, (double)FP8CORE_SCALE_MAX);
+  }
+  if (get_float(in + 8) < 0.0f) {
+    return corrupt("saved tensor %" PRId64 " has amax %g, expected 0 or more, infinity or NaN", index,
+                   (double)get_float(in + 8));
   }
   if (get_u32(in + 12) != 0) {
     return corrupt("saved tensor %" PRId64 " has %" PRIu32 " in its unused field, expected 0", index, get_u32(in + 12));

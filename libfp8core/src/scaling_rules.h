@@ -24,7 +24,7 @@ FP8CORE_RULE void fp8core_calibrate_rule(const fp8core_scaling_arrays *state, in
 FP8CORE_RULE int fp8core_push_rule(const fp8core_scaling_arrays *state, int64_t index) {
   const float amax = state->amax[index];
   state->amax[index] = 0.0f;
-  if ((fp8core_float_bits(amax) & FP8CORE_F32_MAGNITUDE) >= FP8CORE_F32_INFINITY) {
+  if (fp8core_amax_is_nonfinite(amax)) {
     state->nonfinite_steps[index]++;
     return 0;
   }

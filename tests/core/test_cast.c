@@ -1247,6 +1247,56 @@ static void scalars_that_alias(void **unused) {
   fp8core_context_destroy(&context);
 }
 
+// The amax that is there counts by its value: a negative one as 0, a NaN of either sign stays.
+static void amaxes_that_are_there(void **unused) {
+  (void)unused;
+  fp8core_context *context = test_context_default();
+  const float values[4] = {1.0f, -4.0f, 3.0f, 0.0f};
+  const uint32_t four = 0x40800000;
+  const struct {
+    uint32_t before;
+    uint32_t after;
+  } cases[] = {{0x80000000, four},       {0xbf800000, four},       {0xc0a00000, four},
+               {0xff800000, four},       {0x80000001, four},       {0, four},
+               {0x40a00000, 0x40a00000}, {0x7f800000, 0x7f800000}, {0x7fc00000, 0x7fc00000},
+               {0xffc00000, 0xffc00000}, {0x7f800001, 0x7f800001}};
+  float *in_data = test_upload(context, values, sizeof(values));
+  float *zeros = test_alloc(context, sizeof(values));
+  unsigned char *out_data = test_alloc(context, 16);
+  float *amax = test_alloc(context, sizeof(float));
+  assert_ok(fp8core_zero(context, zeros, sizeof(values)));
+  for (int empty = 0; empty < 2; empty++) {
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+      const uint32_t expected = !empty                         ? cases[i].after
+                                : cases[i].before > 0xff800000 ? cases[i].before
+                                : cases[i].before >> 31        ? 0
+                                                               : cases[i].before;
+      for (int call = 0; call < 4; call++) {
+        const fp8core_tensor in = test_matrix(empty ? zeros : in_data, FP8CORE_FP32, 2, 2);
+        fp8core_tensor out = test_matrix(out_data, call == 3 ? FP8CORE_FP32 : FP8CORE_E4M3, 2, 2);
+        const float identity[4] = {1.0f, 0.0f, 0.0f, 1.0f};
+        float *right = test_upload(context, identity, sizeof(identity));
+        const fp8core_tensor factor = test_matrix(right, FP8CORE_FP32, 2, 2);
+        uint32_t bits;
+        assert_ok(fp8core_copy(context, amax, &cases[i].before, sizeof(float)));
+        out.amax = amax;
+        if (call == 0) assert_ok(fp8core_cast(context, NULL, &in, &out));
+        if (call == 1) assert_ok(fp8core_cast_transpose(context, NULL, &in, NULL, &out));
+        if (call == 2) assert_ok(fp8core_amax(context, &in, amax));
+        if (call == 3) assert_ok(fp8core_gemm(context, NULL, &in, &factor, NULL, &out));
+        test_download(context, &bits, amax, sizeof(bits));
+        assert_int_equal(bits, expected);
+        test_free(context, right);
+      }
+    }
+  }
+  test_free(context, in_data);
+  test_free(context, zeros);
+  test_free(context, out_data);
+  test_free(context, amax);
+  fp8core_context_destroy(&context);
+}
+
 // Columns of one buffer that do not meet are no overlap.
 static void columns_of_one_buffer(void **unused) {
   (void)unused;
@@ -1307,6 +1357,7 @@ static void sizes_without_memory(void **unused) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(scalars_that_alias),
+    cmocka_unit_test(amaxes_that_are_there),
     cmocka_unit_test(columns_of_one_buffer),
     cmocka_unit_test(sizes_without_memory),
     cmocka_unit_test(known_values),

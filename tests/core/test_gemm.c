@@ -590,13 +590,13 @@ static void test_activations(void **state) {
 static void test_activations_of_specials(void **state) {
   (void)state;
   fp8core_context *context = test_context_default();
-  const float x[4] = {NAN, INFINITY, -50.0f, 50.0f};
+  const float x[5] = {NAN, INFINITY, -50.0f, 50.0f, -INFINITY};
   const float one[1] = {1};
-  const float ones[4] = {1, 1, 1, 1};
-  operand inputs = make(context, FP8CORE_FP32, 4, 1, x);
+  const float ones[5] = {1, 1, 1, 1, 1};
+  operand inputs = make(context, FP8CORE_FP32, 5, 1, x);
   operand factor = make(context, FP8CORE_FP32, 1, 1, one);
-  operand units = make(context, FP8CORE_FP32, 4, 1, ones);
-  operand d = make(context, FP8CORE_FP32, 4, 1, NULL);
+  operand units = make(context, FP8CORE_FP32, 5, 1, ones);
+  operand d = make(context, FP8CORE_FP32, 5, 1, NULL);
   fp8core_gemm_options options = fp8core_gemm_options_default();
   for (int form = 0; form < 2; form++) {
     options.epilogue = form == 0 ? FP8CORE_EPILOGUE_RELU : FP8CORE_EPILOGUE_GELU;
@@ -607,6 +607,8 @@ static void test_activations_of_specials(void **state) {
     assert_true(value_at(&d, 1, 0) == INFINITY);
     assert_true(fabsf(value_at(&d, 2, 0)) < 1e-30f);
     assert_true(value_at(&d, 3, 0) == 50.0f);
+    // The limit, which for GELU comes from below.
+    assert_true(value_at(&d, 4, 0) == 0.0f && (signbit(value_at(&d, 4, 0)) != 0) == (form == 1));
     options.epilogue = form == 0 ? FP8CORE_EPILOGUE_RELU_BACKWARD : FP8CORE_EPILOGUE_GELU_BACKWARD;
     options.auxiliary = &inputs.device;
     assert_ok(fp8core_gemm(context, &options, &units.device, &factor.device, NULL, &d.device));
@@ -619,6 +621,7 @@ static void test_activations_of_specials(void **state) {
     assert_true(value_at(&d, 1, 0) == 1.0f);
     assert_true(fabsf(value_at(&d, 2, 0)) < 1e-30f);
     assert_true(value_at(&d, 3, 0) == 1.0f);
+    assert_true(value_at(&d, 4, 0) == 0.0f);
   }
   drop(context, &inputs);
   drop(context, &factor);

@@ -152,8 +152,8 @@ static inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int mask) {
   return other < emulation::count ? (uint32_t)values[other] : value;
 }
 
-static inline unsigned atomicMax(unsigned *address, unsigned value) {
-  const unsigned old = *address;
+static inline int atomicMax(int *address, int value) {
+  const int old = *address;
   *address = value > old ? value : old;
   return old;
 }

@@ -802,6 +802,45 @@ static void check_gelu(fp8core_isa isa) {
   }
 }
 
+// Where an infinite gradient becomes NaN is the same on every tier: below -10 alone, not where the derivative crosses
+// 0.
+static void check_infinite_gradients(fp8core_isa isa) {
+  enum { COUNT = 1 << 14 };
+  static float x[COUNT];
+  static float gradient[COUNT];
+  static float result[COUNT];
+  float one[1] = {1.0f};
+  const fp8core_device cpu = {FP8CORE_DEVICE_CPU, 0};
+  const float starts[] = {-0.75227f, -10.005f, -9.0f, -0.7521f, -0.1f, 9.995f, -100.0f};
+  for (int round = 0; round < 16; round++) {
+    float at = round < 7 ? starts[round] : 0.0f;
+    for (int i = 0; i < COUNT; i++) {
+      x[i] = round < 7 ? at : (float)((random_uniform() - 0.5) * 24.0);
+      at = nextafterf(at, INFINITY);
+      gradient[i] = i % 2 ? INFINITY : -INFINITY;
+    }
+    fp8core_gemm_options options = fp8core_gemm_options_default();
+    fp8core_tensor auxiliary = fp8core_tensor_matrix(x, FP8CORE_FP32, COUNT, 1, cpu);
+    const fp8core_tensor left = fp8core_tensor_matrix(gradient, FP8CORE_FP32, COUNT, 1, cpu);
+    const fp8core_tensor factor = fp8core_tensor_matrix(one, FP8CORE_FP32, 1, 1, cpu);
+    const fp8core_tensor d = fp8core_tensor_matrix(result, FP8CORE_FP32, COUNT, 1, cpu);
+    options.epilogue = FP8CORE_EPILOGUE_GELU_BACKWARD;
+    options.auxiliary = &auxiliary;
+    for (int reference = 0; reference < 3; reference++) {
+      checks++;
+      const fp8core_status status =
+        reference == 0 ? fp8core_gemm(context_of(isa, 1), &options, &left, &factor, NULL, &d)
+                       : fp8core_gemm_reference(reference == 1 ? FP8CORE_ACCUMULATE_FP32 : FP8CORE_ACCUMULATE_FP64,
+                                                &options, &left, &factor, NULL, &d);
+      if (status != FP8CORE_OK) failures++;
+      for (int i = 0; i < COUNT; i++)
+        if ((x[i] < -10.0f ? !isnan(result[i]) : !isinf(result[i])) && failures++ < 20)
+          fprintf(stderr, "FAIL %s infinite gradient of GELU at %.9g: %g\n", fp8core_isa_name(isa), (double)x[i],
+                  (double)result[i]);
+    }
+  }
+}
+
 static double seconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -874,6 +913,7 @@ int main(int argc, char **argv) {
     check_boundaries(isa);
     if (isa != FP8CORE_ISA_SCALAR) {
       check_gelu(isa);
+      check_infinite_gradients(isa);
       check_large(isa, FP8CORE_E4M3, 430, 350, 20000, 2);
       check_large(isa, FP8CORE_E4M3, 200, 260, 60000, 1);
       check_large(isa, FP8CORE_E4M3, 200, 260, 60000, 3);

@@ -118,8 +118,9 @@ static inline fp8core_gemm_options fp8core_gemm_options_default(void) {
  * in BF16; BF16 subnormals, and sums below 2^-126, count as zero there), others through FP32. The bits of an element
  * depend on its row of op(A) and column of op(B) only: neither on the number of threads, nor on the position in a
  * batch, nor on M and N. CUDA: FP8 tensor cores on compute capability 8.9 and later, through BF16 before, and for sizes
- * that the FP8 kernels refuse. Results are within the bound of numerics.md, "Matrix products". The context's workspace
- * grows to what the call needs and stays. One thread at a time for a context.
+ * that the FP8 kernels refuse. Results are within the bound of numerics.md, "Matrix products", where no partial sum
+ * overflows FP32: one that does is infinite or NaN for good. The context's workspace grows to what the call needs and
+ * stays. One thread at a time for a context.
  *
  * \param options NULL for the defaults.
  * \param a [M, K], or [K, M] with transpose_a; any dtype. Of a batch the tensor describes the first matrix.

@@ -199,7 +199,7 @@ FP8CORE_API fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_
 /**
  * Ends a step: takes every tensor's amax into its history, sets the scales from it, and resets the amaxes to 0, in one
  * call (one kernel on CUDA). Data that was cast before with the state's own scale_inverse must not be read afterwards:
- * its scale is gone. An amax of 0 (tensor not used) leaves the tensor as it was. One that is infinite or NaN
+ * its scale is gone. An amax of 0 (tensor not used) or below leaves the tensor as it was. One that is infinite or NaN
  * keeps the scale, stays out of the history and is counted. Just-in-time: only counts and resets.
  *
  * Writes scales, reciprocals, amaxes, histories and counts of the state; touches no tensor's data.
@@ -258,7 +258,7 @@ FP8CORE_API fp8core_status fp8core_scaling_save(fp8core_scaling *scaling, void *
 
 /**
  * Restores what fp8core_scaling_save() wrote, on any device: scales, amaxes, histories and counts come back bit for
- * bit. Bound tensors stay bound. Waits for the device.
+ * bit (negative amaxes, which count as 0, as 0). Bound tensors stay bound. Waits for the device.
  *
  * \param buffer \p bytes bytes of host memory, any alignment. Need not be trusted: every field is checked.
  * \return FP8CORE_ERROR_CORRUPT_DATA for bytes that are truncated, damaged, foreign, of another version, or hold a

@@ -58,7 +58,8 @@ typedef struct fp8core_tensor {
   /**
    * When the tensor is written: raised to the largest magnitude of the values (before scaling) if that is larger, never
    * lowered, so that micro-batches accumulate; the owner sets it to 0. Any infinity or NaN among the values makes it
-   * infinity or NaN (NaN wins), and it stays so. NULL: not recorded.
+   * infinity or NaN (NaN wins), and it stays so. A negative one that is there, also minus infinity, counts as 0. NULL:
+   * not recorded.
    */
   float *amax;
 } fp8core_tensor;

@@ -4,6 +4,8 @@
 #ifndef FP8CORE_CPU_GEMM_EPILOGUE_H
 #define FP8CORE_CPU_GEMM_EPILOGUE_H
 
+#include <float.h>
+
 #include "cpu/gemm.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -128,7 +130,11 @@ ALWAYS_INLINE v_float gelu_exponential(v_float x) {
 
 // x / (1 + exp(-2u)). Differs from the scalar rule by at most 2^-21 |x| (checked over all magnitudes by check_gemm);
 // near -1 of the tanh it is the more exact one, as nothing cancels.
-ALWAYS_INLINE v_float gelu(v_float x) { return x / (splat(1.0f) + gelu_exponential(x)); }
+ALWAYS_INLINE v_float gelu(v_float x) {
+  // Minus infinity has the limit -0, as every large negative number has.
+  const v_float finite = select_float(x < splat(-FLT_MAX), splat(-FLT_MAX), x);
+  return finite / (splat(1.0f) + gelu_exponential(finite));
+}
 
 // Differs from the scalar rule by at most 2^-20.
 ALWAYS_INLINE v_float gelu_derivative(v_float x) {
@@ -136,10 +142,10 @@ ALWAYS_INLINE v_float gelu_derivative(v_float x) {
   const v_float s = splat(1.0f) / (splat(1.0f) + e);
   const v_float slope =
     x * (splat(2.0f) * s * (e * s)) * splat(0.7978845608f) * (splat(1.0f) + splat(3.0f * 0.044715f) * x * x);
-  // Beyond 10 the slope's term is below 1e-30, while its factors may be infinite.
-  const v_float limit = select_float(x > splat(0.0f), splat(1.0f), splat(0.0f));
-  return select_float((v_int)((v_uint)x & FP8CORE_F32_MAGNITUDE) > (int32_t)0x41200000, select_float(x != x, x, limit),
-                      s + slope);
+  const v_float sum = s + slope;
+  const v_float inside = select_float(sum == splat(0.0f), splat(FP8CORE_GELU_LEAST), sum);
+  return select_float(x > splat(FP8CORE_GELU_FLAT), splat(1.0f),
+                      select_float(x < splat(-FP8CORE_GELU_FLAT), splat(0.0f), inside));
 }
 
 ALWAYS_INLINE v_uint maximum_bits(v_uint a, v_float value) {

@@ -254,12 +254,9 @@ static __global__ __launch_bounds__(threads) void merge_amax_kernel(const merge_
                ((four.z & 0x7f7f7f7f) + job.reach) | ((four.w & 0x7f7f7f7f) + job.reach);
     }
   }
-  if (found & 0x80808080) (void)atomicMax((unsigned *)job.amax, FP8CORE_F32_QUIET_NAN);
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
-    uint32_t bits = fp8core_float_bits(*job.measured) & FP8CORE_F32_MAGNITUDE;
-    if (bits > FP8CORE_F32_INFINITY) bits = FP8CORE_F32_QUIET_NAN;
-    (void)atomicMax((unsigned *)job.amax, bits);
-  }
+  if (found & 0x80808080) fp8core_raise_shared_amax(job.amax, FP8CORE_F32_QUIET_NAN);
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+    fp8core_raise_shared_amax(job.amax, fp8core_float_bits(*job.measured) & FP8CORE_F32_MAGNITUDE);
 }
 
 unsigned at_most(int64_t value, int64_t most) { return (unsigned)(value < most ? value : most); }

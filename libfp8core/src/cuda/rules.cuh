@@ -183,6 +183,15 @@ static __device__ __forceinline__ void fp8core_cast_quad(const uint32_t (&source
   fp8core_encode_quad<Destination>(signed_scaled, codes);
 }
 
+// fp8core_raise_amax() beside other threads. As signed integers: a float with a sign is below every magnitude. A NaN
+// that is there stays, which looking first is enough for, as nobody writes one with a sign.
+static __device__ __forceinline__ void fp8core_raise_shared_amax(float *amax, uint32_t magnitude) {
+  const uint32_t present = *(const volatile uint32_t *)amax;
+  if (magnitude > FP8CORE_F32_INFINITY) magnitude = FP8CORE_F32_QUIET_NAN;
+  if ((present & FP8CORE_F32_MAGNITUDE) > FP8CORE_F32_INFINITY || (int)magnitude <= (int)present) return;
+  (void)atomicMax((int *)amax, (int)magnitude);
+}
+
 // One atomic a block and quantity. Every thread of the block calls it, once a kernel.
 static __device__ __forceinline__ void fp8core_store_gathered(const fp8core_gathered &gathered, float *amax,
                                                               fp8core_cast_statistics *statistics) {
@@ -206,9 +215,7 @@ static __device__ __forceinline__ void fp8core_store_gathered(const fp8core_gath
   if (amax) {
     uint32_t block_amax = 0;
     for (unsigned i = 0; i < warps; i++) block_amax = shared[0][i] > block_amax ? shared[0][i] : block_amax;
-    // The payload of a NaN that the hardware makes is not the CPU's.
-    if (block_amax > FP8CORE_F32_INFINITY) block_amax = FP8CORE_F32_QUIET_NAN;
-    if (block_amax) (void)atomicMax((unsigned *)amax, block_amax);
+    fp8core_raise_shared_amax(amax, block_amax);
   }
   if (statistics) {
     unsigned long long sums[3] = {0, 0, 0};
