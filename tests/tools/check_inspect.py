@@ -130,7 +130,7 @@ BAD_SAFETENSORS = {
     "no dtype": (safetensors('{"a":{"shape":[1],"data_offsets":[0,4]}}', F4), 'tensor "a": "dtype" is missing'),
     "no shape": (safetensors('{"a":{"dtype":"F32","data_offsets":[0,4]}}', F4), 'tensor "a": "shape" is missing'),
     "no offsets": (safetensors('{"a":{"dtype":"F32","shape":[1]}}', F4), 'tensor "a": "data_offsets" is missing'),
-    "unknown dtype": (safetensors(one(dtype="F99"), F4), 'tensor "a": unknown dtype "F99"'),
+    "unknown dtype": (safetensors(one(dtype="F99"), F4), 'tensor "a": unknown dtype "F99", expected one of F8_E4M3, F8_E5M2, BF16'),
     "dtype in small letters": (safetensors(one(dtype="f32"), F4), 'unknown dtype "f32"'),
     "empty dtype": (safetensors(one(dtype=""), F4), 'unknown dtype ""'),
     "dtype is a number": (
@@ -147,10 +147,11 @@ BAD_SAFETENSORS = {
         safetensors(one(shape="[1,]"), F4),
         "expected a whole number of at least 0, found ']'",
     ),
-    "size 2^64": (safetensors(one(shape="[18446744073709551616]"), F4), "expected a number below 2^64"),
+    "size 2^64": (safetensors(one(shape="[18446744073709551616]"), F4), "expected a number below 2^64, found 18446744073709551616"),
+    "size of 200 digits": (safetensors(one(shape="[%s]" % ("7" * 200)), F4), "found %s..." % ("7" * 40)),
     "product overflows": (
         safetensors(one(shape="[4294967296,4294967296]", offsets="[0,0]")),
-        'tensor "a": its shape has 2^63 bytes or more',
+        'tensor "a": its shape [4294967296, 4294967296] of F32 has 2^63 bytes or more',
     ),
     "bytes overflow": (safetensors(one(shape="[4611686018427387904]", offsets="[0,0]")), "2^63 bytes or more"),
     "bytes wrap to the right size": (safetensors(one(shape="[4611686018427387905]"), F4), "2^63 bytes or more"),
@@ -299,8 +300,9 @@ ALL_DTYPES = {
 }
 
 BAD_NPY = {
-    "empty file": (b"", "does not begin with the magic"),
-    "other magic": (npy(npy_header(), F4, magic=b"\x92NUMPY"), "does not begin with the magic"),
+    "empty file": (b"", "the file is empty, expected the magic"),
+    "other magic": (npy(npy_header(), F4, magic=b"\x92NUMPY"), 'begins with "\\x92NUMPY", not with the magic'),
+    "short": (b"\x1b[", 'begins with "\\u001b[", not with the magic'),
     "magic alone": (b"\x93NUMPY", "has 6 bytes"),
     "no header length": (b"\x93NUMPY\1\0\5", "has 9 bytes"),
     "no header length of version 2": (b"\x93NUMPY\2\0\5\0\0", "has 11 bytes"),
@@ -334,10 +336,18 @@ BAD_NPY = {
     "size is a fraction": (npy(npy_header(shape="(1.0,)"), F4), "expected ',' or ')', found '.'"),
     "two commas": (npy(npy_header(shape="(1,,1)"), F4), "expected a size of at least 0, found ','"),
     "only a comma": (npy(npy_header(shape="(,)"), F4), "expected a size of at least 0, found ','"),
-    "size 2^63": (npy(npy_header(shape="(9223372036854775808,)"), F4), "expected a size below 2^63"),
-    "product overflows": (npy(npy_header(shape="(4294967296, 4294967296)"), F4), "shape: 2^63 bytes or more"),
-    "bytes wrap": (npy(npy_header(shape="(4611686018427387905,)"), F4), "shape: 2^63 bytes or more"),
-    "65 dimensions": (npy(npy_header(shape="(%s)" % ("1," * 65)), F4), "more than 64 dimensions"),
+    "size 2^63": (npy(npy_header(shape="(9223372036854775808,)"), F4), 'expected a size below 2^63, found "9223372036854775808"'),
+    "huge size": (npy(npy_header(shape="(%s,)" % ("9" * 200)), F4), 'expected a size below 2^63, found "99999'),
+    "product overflows": (
+        npy(npy_header(shape="(4294967296, 4294967296)"), F4),
+        "shape: [4294967296, 4294967296] of fp32 has 2^63 bytes or more",
+    ),
+    "bytes wrap": (npy(npy_header(shape="(4611686018427387905,)"), F4), "2^63 bytes or more"),
+    "many sizes": (npy(npy_header(shape="(%s)" % ("1000000," * 60)), F4), ", ...] of fp32 has 2^63 bytes or more"),
+    "65 dimensions": (npy(npy_header(shape="(%s)" % ("1," * 65)), F4), "shape: 65 dimensions, expected at most 64"),
+    "70 dimensions": (npy(npy_header(shape="(%s)" % ",".join(["1"] * 70)), F4), "shape: 70 dimensions"),
+    "NUL in a word": (npy(npy_header(order="Fa\0se"), F4), "expected True or False for fortran_order, found byte 0x00"),
+    "half a word": (npy("{'fortran_order': Tru", F4), "expected True or False for fortran_order, found the end"),
     "too few bytes": (npy(npy_header(shape="(2,)"), F4), "2 elements take 8 bytes, but 4 follow the header"),
     "too many bytes": (npy(npy_header(), F8), "1 elements take 4 bytes, but 8 follow the header"),
     "structured": (npy(npy_header(descr="[('a', '<f4')]"), F4), "structured dtypes are not read"),
@@ -354,9 +364,9 @@ BAD_NPY = {
     "unknown letter": (npy(npy_header(descr="'<x4'"), F4), 'descr: "<x4" is no NumPy type'),
     "text after the type": (npy(npy_header(descr="'<f4x'"), F4), 'descr: "<f4x" is no NumPy type'),
     "floats without order": (npy(npy_header(descr="'|f4'"), F4), 'descr: "|f4" has no byte order'),
-    "void of two bytes": (npy(npy_header(descr="'<V2'"), b"\0\0"), "name the dtype (bf16 or fp16)"),
-    "void of one byte": (npy(npy_header(descr="'|V1'"), b"\0"), "name the dtype (e4m3 or e5m2)"),
-    "float of one byte": (npy(npy_header(descr="'<f1'"), b"\0"), "name the dtype (e4m3 or e5m2)"),
+    "void of two bytes": (npy(npy_header(descr="'<V2'"), b"\0\0"), "name the dtype (--dtype bf16 or fp16)"),
+    "void of one byte": (npy(npy_header(descr="'|V1'"), b"\0"), "name the dtype (--dtype e4m3 or e5m2)"),
+    "float of one byte": (npy(npy_header(descr="'<f1'"), b"\0"), "name the dtype (--dtype e4m3 or e5m2)"),
     "backslash": (npy(npy_header(descr="'\\x3cf4'"), F4), "expected a printable ASCII character"),
     "Latin-1": (
         npy(npy_header(descr="'\u00e9'").encode("latin-1"), F4),
@@ -536,7 +546,15 @@ class Files(TensorFiles):
         )
         self.refused("the shape takes 0 elements", "x", content, "--dtype", "fp32", "--shape", "2,0")
         self.refused("23 bytes are no whole number of fp32", "x", content[:-1], "--dtype", "fp32")
-        self.refused("2^63 bytes or more", "x", content, "--dtype", "fp32", "--shape", "9223372036854775807,2")
+        self.refused(
+            "the shape [9223372036854775807, 2] of fp32 has 2^63 bytes or more",
+            "x",
+            content,
+            "--dtype",
+            "fp32",
+            "--shape",
+            "9223372036854775807,2",
+        )
         empty = self.inspect(self.path("x", b""), "--dtype", "e4m3")["tensors"][0]
         self.assertEqual((empty["shape"], empty["elements"]), ([0], 0))
         # Bytes that look like another format are raw when asked for.
@@ -551,7 +569,7 @@ class Files(TensorFiles):
         self.refused("is neither .npy nor .safetensors; for raw bytes give --dtype", "x", b"hello")
         self.refused("is neither .npy nor .safetensors", "x", b"")
         self.refused("is a ZIP archive", "x.npz", b"PK\3\4....")
-        self.refused("does not begin with the magic", "x.npy", st)
+        self.refused("not with the magic", "x.npy", st)
         self.refused("header", "x.safetensors", npy(npy_header(), F4))
         self.refused("--dtype is for raw and NumPy files", "x.safetensors", st, "--dtype", "bf16")
         self.refused(
@@ -627,6 +645,22 @@ class Files(TensorFiles):
         self.assertEqual(code, 0)
         self.assertNotIn("\x1b", out)
         self.assertIn('"a\\u001b[31m"', out)
+        # C1 control characters too, which terminals obey as well.
+        code, out, _ = run("inspect", self.path("x.safetensors", safetensors('{"a\\u009b31m\\u00a0":%s}' % entry(), F4)))
+        self.assertEqual(code, 0)
+        self.assertNotIn("\x9b", out)
+        self.assertIn('"a\\u009b31m\u00a0"', out)
+
+    def test_escaped_names_of_files(self):
+        for content in (npy(npy_header(), F4), b"\x93NUMPY"):
+            _, out, err = run("inspect", self.path("e\x1b[31m\n\x9bx.npy", content))
+            self.assertNotIn("\x1b", out + err)
+            self.assertNotIn("\x9b", out + err)
+            self.assertIn("e\\u001b[31m\\u000a\\u009bx.npy: ", out + err)
+        _, _, err = run("inspect\x1b[31m")
+        self.assertIn("unknown command 'inspect\\u001b[31m'", err)
+        _, _, err = run("inspect", "--f\x1boo")
+        self.assertIn("option '--f\\u001boo'", err)
 
 
 class Figures(TensorFiles):
@@ -810,6 +844,12 @@ class Usage(unittest.TestCase):
         code, out, _ = run("--version")
         self.assertEqual(code, 0)
         self.assertRegex(out, r"^fp8lm \d+\.\d+\.\d+ \(libfp8core \d+\.\d+\.\d+\)\n$")
+        for option in ("--version", "--help", "-h"):
+            self.wrong("unexpected argument 'extra' after %s" % option, option, "extra")
+        self.wrong("unexpected argument 'extra'", "help", "inspect", "extra")
+        self.wrong("unexpected argument 'extra'", "help", "help", "extra")
+        self.wrong("unexpected argument 'extra'", "help", "bench", "core", "extra")
+        self.wrong("unknown command 'extra'", "help", "bench", "extra")
 
     def test_inspect_options(self):
         self.wrong("no file given", "inspect")
@@ -865,7 +905,7 @@ class Usage(unittest.TestCase):
         with open("/dev/full", "w") as full:
             done = subprocess.run([FP8LM, "--help"], stdout=full, stderr=subprocess.PIPE)
         self.assertEqual(done.returncode, 1)
-        self.assertIn(b"cannot write to standard output", done.stderr)
+        self.assertIn(b"cannot write to standard output: No space left on device", done.stderr)
 
 
 class Bench(unittest.TestCase):
@@ -908,7 +948,9 @@ class Bench(unittest.TestCase):
             "2",
         ]
         code, out, err = run(*arguments, "--json")
-        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(code, 0)
+        # On fewer CPUs than threads there is a warning.
+        self.assertRegex(err, r"\A(fp8lm bench core: warning: \d+ threads on \d+ CPU.*\n)?\Z")
         results = json.loads(out)["results"]
         self.assertEqual(len(results) % 7, 0)
         for result in results:
@@ -952,7 +994,9 @@ class Bench(unittest.TestCase):
             "--filter",
             "gemm/*/1024x1024x1024",
         )
-        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(code, 0)
+        # On fewer CPUs than threads there is a warning.
+        self.assertRegex(err, r"\A(fp8lm bench core: warning: \d+ threads on \d+ CPU.*\n)?\Z")
         results = json.loads(out)["results"]
         self.assertEqual([r["name"].split("/")[2] for r in results], ["e4m3-bf16", "bf16-bf16", "fp32-fp32"])
         self.assertTrue(all(r["rate"]["median"] > 0 and r["unit"] == "GFLOP/s" for r in results))
@@ -999,7 +1043,9 @@ class Large(TensorFiles):
         code, out, err = run(
             "inspect", "--json", "--tensor", "999999", self.path("x.safetensors", safetensors("{%s}" % fields))
         )
-        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(code, 0)
+        # On fewer CPUs than threads there is a warning.
+        self.assertRegex(err, r"\A(fp8lm bench core: warning: \d+ threads on \d+ CPU.*\n)?\Z")
         self.assertEqual([t["name"] for t in json.loads(out)["files"][0]["tensors"]], ["999999"])
 
 

@@ -2,6 +2,7 @@
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -619,6 +620,16 @@ static void write_json(const bench_run *bench) {
   fputs("\n]}\n", stdout);
 }
 
+// Threads that share a CPU wait for each other: a share of such a copy says nothing.
+static void warn_of_shared_cpus(const bench_run *bench) {
+  cpu_set_t allowed;
+  const int threads = cpu_threads(bench);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  if (threads > CPU_COUNT(&allowed))
+    fp8lm_complain(0, PREFIX, "warning: %d threads on %d CPU%s: rates and shares depend on how they take turns",
+                   threads, CPU_COUNT(&allowed), CPU_COUNT(&allowed) == 1 ? "" : "s");
+}
+
 static int run_bench(const bench_settings *settings) {
   bench_run bench = {.settings = settings};
   const int gpus = settings->want_cuda ? fp8core_device_count(FP8CORE_DEVICE_CUDA) : 0;
@@ -643,6 +654,7 @@ static int run_bench(const bench_settings *settings) {
       for (size_t i = 0; i < bench.case_count; i++) puts(bench.cases[i].name);
       result = FP8LM_EXIT_SUCCESS;
     } else {
+      warn_of_shared_cpus(&bench);
       for (int i = 0; i < bench.device_count && status == FP8CORE_OK; i++)
         status = prepare_device(&bench, &bench.devices[i]);
       if (status != FP8CORE_OK) {

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "utf8.h"
+
 void fp8lm_print_commands(FILE *stream, const fp8lm_command *commands) {
   for (const fp8lm_command *command = commands; command->name; command++) {
     fprintf(stream, "  %-10s %s\n", command->name, command->summary);
@@ -25,22 +27,36 @@ int fp8lm_dispatch(const char *prefix, const char *kind, const fp8lm_command *co
     for (const fp8lm_command *command = commands; command->name; command++) {
       if (strcmp(command->name, argv[1]) == 0) return command->run(argc - 1, argv + 1);
     }
-    fprintf(stderr, "%s: unknown %s '%s'; %ss are ", prefix, argv[1][0] == '-' ? "option" : kind, argv[1], kind);
+    fprintf(stderr, "%s: unknown %s '", prefix, argv[1][0] == '-' ? "option" : kind);
+    fp8lm_print_text(stderr, argv[1]);
+    fprintf(stderr, "'; %ss are ", kind);
   }
   list_names(stderr, commands);
   fprintf(stderr, "; see '%s --help'\n", prefix);
   return FP8LM_EXIT_USAGE;
 }
 
+void fp8lm_print_text(FILE *stream, const char *text) {
+  const size_t length = strlen(text);
+  for (size_t i = 0; i < length;) {
+    char printable[FP8LM_PRINTABLE_BYTES];
+    i += fp8lm_printable(text + i, length - i, printable);
+    fputs(printable, stream);
+  }
+}
+
 int fp8lm_complain(int exit_code, const char *prefix, const char *format, ...) {
+  char *message = NULL;
   va_list arguments;
   // So that both have their order in one file. Whoever ends the program looks at the stream's error.
   (void)fflush(stdout);
   va_start(arguments, format);
-  fprintf(stderr, "%s: ", prefix);
-  vfprintf(stderr, format, arguments);
-  fputc('\n', stderr);
+  const int length = vasprintf(&message, format, arguments);
   va_end(arguments);
+  fprintf(stderr, "%s: ", prefix);
+  fp8lm_print_text(stderr, length < 0 ? format : message);
+  fputc('\n', stderr);
+  if (length >= 0) free(message);
   return exit_code;
 }
 
@@ -61,7 +77,9 @@ int fp8lm_option_error(const char *prefix, int result, char *const *argv, const 
   if (optopt > 0 && optopt < 128) {
     fprintf(stderr, "%s: unknown option '-%c'; options are ", prefix, optopt);
   } else {
-    fprintf(stderr, "%s: unknown or ambiguous option '%s'; options are ", prefix, argv[optind - 1]);
+    fprintf(stderr, "%s: unknown or ambiguous option '", prefix);
+    fp8lm_print_text(stderr, argv[optind - 1]);
+    fprintf(stderr, "'; options are ");
   }
   for (const struct option *option = options; option->name; option++) {
     fprintf(stderr, "%s--%s", option == options ? "" : ", ", option->name);

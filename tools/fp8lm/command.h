@@ -38,7 +38,11 @@ int fp8lm_dispatch(const char *prefix, const char *kind, const fp8lm_command *co
 /** Prints the names and summaries of \p commands, indented. */
 void fp8lm_print_commands(FILE *stream, const fp8lm_command *commands);
 
-/** Prints "PREFIX: MESSAGE" and a newline on stderr, after what is due on stdout, and returns \p exit_code. */
+/** Prints \p text with its control characters escaped, as fp8lm_printable() does: names of files may hold any. */
+void fp8lm_print_text(FILE *stream, const char *text);
+
+/** Prints "PREFIX: MESSAGE" and a newline on stderr, the message as fp8lm_print_text(), after what is due on stdout,
+ * and returns \p exit_code. */
 int fp8lm_complain(int exit_code, const char *prefix, const char *format, ...) FP8CORE_PRINTF(3, 4);
 
 /**

@@ -362,7 +362,8 @@ static void print_file_head(const inspect_settings *settings, const char *path, 
     return;
   }
   if ((*heads)++) fputc('\n', stdout);
-  printf("%s: %s, ", path, file_formats[file->format]);
+  fp8lm_print_text(stdout, path);
+  printf(": %s, ", file_formats[file->format]);
   if (settings->pattern_count) {
     size_t wanted = 0;
     for (size_t i = 0; i < file->tensor_count; i++) wanted += (size_t)is_wanted(settings, file->tensors[i].name);

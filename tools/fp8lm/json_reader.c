@@ -213,7 +213,13 @@ fp8core_status fp8lm_json_unsigned(fp8lm_json *json, uint64_t *value) {
   uint64_t parsed = 0;
   while (at_digit(json)) {
     const uint64_t digit = (uint64_t)(*json->cursor - '0');
-    if (parsed > (UINT64_MAX - digit) / 10) return fp8lm_json_expected(json, "a number below 2^64");
+    if (parsed > (UINT64_MAX - digit) / 10) {
+      size_t digits = 0;
+      while (start + digits < json->end && start[digits] >= '0' && start[digits] <= '9') digits++;
+      return fp8core_set_last_error(
+        FP8CORE_ERROR_CORRUPT_DATA, "JSON, byte %zu: expected a number below 2^64, found %.*s%s",
+        (size_t)(start - json->start), (int)(digits < 40 ? digits : 40), start, digits > 40 ? "..." : "");
+    }
     parsed = parsed * 10 + digit;
     json->cursor++;
     if (*start == '0' && at_digit(json)) return fp8lm_json_expected(json, "no digits after a leading 0");

@@ -12,8 +12,9 @@ void fp8lm_json_write_string(FILE *stream, const char *text, size_t length) {
     const size_t sequence = fp8lm_utf8_length(text + i, length - i);
     if (c == '"' || c == '\\') {
       fprintf(stream, "\\%c", c);
-    } else if (c < 0x20 || c == 0x7f) {
-      fprintf(stream, "\\u%04x", (unsigned)c);
+    } else if (c < 0x20 || c == 0x7f || (sequence == 2 && c == 0xc2 && (unsigned char)text[i + 1] < 0xa0)) {
+      // Control characters, of which terminals obey those of U+0080 to U+009F too.
+      fprintf(stream, "\\u%04x", (unsigned)(unsigned char)text[i + sequence - 1]);
     } else if (sequence == 0) {
       fputs("\\ufffd", stream);
     } else {

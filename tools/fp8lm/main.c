@@ -1,4 +1,5 @@
 // fp8lm: the command of the suite. A subcommand is one file and one line in a table.
+#include <errno.h>
 #include <string.h>
 
 #include "command.h"
@@ -33,11 +34,15 @@ static int help(int argc, char **argv) {
     print_help();
     return FP8LM_EXIT_SUCCESS;
   }
+  // Of the commands, bench alone has others below it.
+  const int most = strcmp(argv[1], "bench") == 0 ? 3 : 2;
+  if (argc > most)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, "fp8lm help", "unexpected argument '%s'; see 'fp8lm --help'", argv[most]);
   // "help bench core" runs "bench core --help".
   char option[] = "--help";
   char *arguments[8] = {argv[0]};
   int count = 1;
-  for (int i = 1; i < argc && count < 6; i++) arguments[count++] = argv[i];
+  for (int i = 1; i < argc; i++) arguments[count++] = argv[i];
   arguments[count++] = option;
   if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0) {
     print_help();
@@ -48,7 +53,9 @@ static int help(int argc, char **argv) {
 
 int main(int argc, char **argv) {
   int result;
-  if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+  if (argc > 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--version") == 0)) {
+    result = fp8lm_complain(FP8LM_EXIT_USAGE, "fp8lm", "unexpected argument '%s' after %s", argv[2], argv[1]);
+  } else if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
     print_help();
     result = FP8LM_EXIT_SUCCESS;
   } else if (argc > 1 && strcmp(argv[1], "--version") == 0) {
@@ -57,7 +64,10 @@ int main(int argc, char **argv) {
   } else {
     result = fp8lm_dispatch("fp8lm", "command", commands, argc, argv);
   }
-  if (fflush(stdout) != 0 || ferror(stdout))
-    return fp8lm_complain(FP8LM_EXIT_FAILURE, "fp8lm", "cannot write to standard output");
+  // An earlier write may have failed, and what for is not kept.
+  const int failed_before = ferror(stdout);
+  if (fflush(stdout) != 0)
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, "fp8lm", "cannot write to standard output: %s", strerror(errno));
+  if (failed_before) return fp8lm_complain(FP8LM_EXIT_FAILURE, "fp8lm", "cannot write to standard output");
   return result;
 }

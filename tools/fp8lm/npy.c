@@ -55,18 +55,20 @@ static fp8core_status read_string(npy_parser *parser, const char **text, size_t 
 
 static fp8core_status read_truth(npy_parser *parser, int *value) {
   (void)look(parser);
-  const size_t left = (size_t)(parser->end - parser->cursor);
-  if (left >= 4 && memcmp(parser->cursor, "True", 4) == 0) {
-    *value = 1;
-    parser->cursor += 4;
-    return FP8CORE_OK;
-  }
-  if (left >= 5 && memcmp(parser->cursor, "False", 5) == 0) {
-    *value = 0;
-    parser->cursor += 5;
-    return FP8CORE_OK;
-  }
-  return expected(parser, "True or False for fortran_order");
+  *value = parser->cursor < parser->end && *parser->cursor == 'T';
+  // The message names the first character that is wrong.
+  for (const char *wanted = *value ? "True" : "False"; *wanted; wanted++, parser->cursor++)
+    if (parser->cursor == parser->end || *parser->cursor != *wanted)
+      return expected(parser, "True or False for fortran_order");
+  return FP8CORE_OK;
+}
+
+static fp8core_status too_large(const npy_parser *parser, const char *first) {
+  char quoted[FP8LM_QUOTE_BYTES];
+  size_t digits = 0;
+  while (first + digits < parser->end && first[digits] >= '0' && first[digits] <= '9') digits++;
+  return corrupt("header, byte %zu: expected a size below 2^63, found %s", (size_t)(first - parser->start),
+                 fp8lm_quote(quoted, first, digits));
 }
 
 static fp8core_status read_shape(npy_parser *parser, uint64_t *shape, size_t *dimensions) {
@@ -76,13 +78,16 @@ static fp8core_status read_shape(npy_parser *parser, uint64_t *shape, size_t *di
   while (!take(parser, ')')) {
     if (!comma) return expected(parser, "',' or ')'");
     if (*dimensions == FP8LM_NPY_MAX_DIMENSIONS) {
-      return corrupt("shape: more than %d dimensions", FP8LM_NPY_MAX_DIMENSIONS);
+      size_t more = 1;
+      for (const char *c = parser->cursor; c < parser->end && *c != ')'; c++) more += *c == ',' && c[1] != ')';
+      return corrupt("shape: %zu dimensions, expected at most %d", *dimensions + more, FP8LM_NPY_MAX_DIMENSIONS);
     }
     if (look(parser) < '0' || look(parser) > '9') return expected(parser, "a size of at least 0");
+    const char *const first = parser->cursor;
     uint64_t value = 0;
     while (parser->cursor < parser->end && *parser->cursor >= '0' && *parser->cursor <= '9') {
       const uint64_t digit = (uint64_t)(*parser->cursor - '0');
-      if (value > ((uint64_t)INT64_MAX - digit) / 10) return expected(parser, "a size below 2^63");
+      if (value > ((uint64_t)INT64_MAX - digit) / 10) return too_large(parser, first);
       value = value * 10 + digit;
       parser->cursor++;
     }
@@ -184,7 +189,7 @@ static fp8core_status read_descr(const npy_header *header, const fp8lm_element *
       "descr: %s is not read, expected f2, f4 or f8, or a type of 1 or 2 bytes with the dtype that it holds", quoted);
   }
   if (!dtype) {
-    return corrupt("descr: %s does not say what its elements are; name the dtype (%s)", quoted,
+    return corrupt("descr: %s does not say what its elements are; name the dtype (--dtype %s)", quoted,
                    size == 1 ? "e4m3 or e5m2" : "bf16 or fp16");
   }
   if (fp8lm_element_size(*dtype) != size) {
@@ -197,7 +202,15 @@ static fp8core_status read_descr(const npy_header *header, const fp8lm_element *
 
 static fp8core_status describe(const fp8lm_input *input, const fp8lm_element *dtype, fp8lm_tensor_file *file) {
   unsigned char preamble[12];
-  if (!fp8lm_looks_like_npy(input)) return corrupt("the file does not begin with the magic \\x93NUMPY");
+  if (input->size == 0) return corrupt("the file is empty, expected the magic \\x93NUMPY");
+  if (!fp8lm_looks_like_npy(input)) {
+    const size_t found = input->size < sizeof(magic) ? (size_t)input->size : sizeof(magic);
+    char quoted[FP8LM_QUOTE_BYTES];
+    const fp8core_status read = fp8lm_input_read(input, 0, preamble, found);
+    if (read != FP8CORE_OK) return read;
+    return corrupt("the file begins with %s, not with the magic \\x93NUMPY",
+                   fp8lm_quote(quoted, (const char *)preamble, found));
+  }
   if (input->size < 10) return corrupt("the file has %" PRIu64 " bytes, a NumPy file more than 10", input->size);
   fp8core_status status = fp8lm_input_read(input, 0, preamble, 10);
   if (status != FP8CORE_OK) return status;
@@ -239,7 +252,9 @@ static fp8core_status describe(const fp8lm_input *input, const fp8lm_element *dt
   const size_t element_size = fp8lm_element_size(tensor->element);
   if (fp8lm_shape_bytes(header.dimensions, header.shape, (unsigned)element_size * 8, &tensor->elements,
                         &tensor->bytes) != 0) {
-    return corrupt("shape: 2^63 bytes or more");
+    char text[FP8LM_QUOTE_BYTES];
+    return corrupt("shape: %s of %s has 2^63 bytes or more", fp8lm_shape_text(text, header.dimensions, header.shape),
+                   fp8lm_element_name(tensor->element));
   }
   tensor->offset = header_start + length;
   const uint64_t available = input->size - tensor->offset;

@@ -1,5 +1,6 @@
 // The safetensors format: https://huggingface.co/docs/safetensors, "Format".
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,7 +70,11 @@ static fp8core_status read_dtype(fp8lm_json *json, const char *name, const dtype
     }
   }
   char quoted[FP8LM_QUOTE_BYTES];
-  return corrupt("tensor %s: unknown dtype %s", name, fp8lm_quote(quoted, text, length));
+  char known[400];
+  size_t used = 0;
+  for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
+    used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", dtypes[i].name);
+  return corrupt("tensor %s: unknown dtype %s, expected one of %s", name, fp8lm_quote(quoted, text, length), known);
 }
 
 static fp8core_status read_shape(safetensors_parser *parser, fp8lm_json *json, size_t *dimensions) {
@@ -133,6 +138,7 @@ static fp8core_status read_tensor(safetensors_parser *parser, fp8lm_json *json, 
       status = read_offsets(json, name, offsets);
       have_offsets = 1;
     } else {
+      // The reference implementation ignores what it does not know, and so leaves room for later keys.
       status = fp8lm_json_skip(json);
     }
   }
@@ -152,7 +158,9 @@ static fp8core_status read_tensor(safetensors_parser *parser, fp8lm_json *json, 
   uint64_t bytes;
   if (fp8lm_shape_bytes(dimensions, dimensions ? parser->file->shapes + shape_start : NULL, type->bits, &elements,
                         &bytes) != 0) {
-    return corrupt("tensor %s: its shape has 2^63 bytes or more", name);
+    char shape[FP8LM_QUOTE_BYTES];
+    return corrupt("tensor %s: its shape %s of %s has 2^63 bytes or more", name,
+                   fp8lm_shape_text(shape, dimensions, parser->file->shapes + shape_start), type->name);
   }
   if (elements * type->bits % 8 != 0) {
     return corrupt("tensor %s: %" PRIu64 " elements of %s end within a byte", name, elements, type->name);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "utf8.h"
+
 static const struct {
   const char *name;
   size_t size;
@@ -62,22 +64,33 @@ int fp8lm_shape_bytes(size_t dimensions, const uint64_t *shape, unsigned bits, u
 const char *fp8lm_quote(char buffer[FP8LM_QUOTE_BYTES], const char *text, size_t length) {
   size_t used = 0;
   buffer[used++] = '"';
-  for (size_t i = 0; i < length; i++) {
-    const unsigned char c = (unsigned char)text[i];
-    // Room for one more escape, the dots, the quote and the end. Cut between characters of UTF-8, if it is UTF-8.
-    if (used + 15 > FP8LM_QUOTE_BYTES && ((c & 0xc0) != 0x80 || used + 9 > FP8LM_QUOTE_BYTES)) {
+  for (size_t i = 0; i < length;) {
+    char printable[FP8LM_PRINTABLE_BYTES];
+    // Room for one more character, the dots, the quote and the end.
+    if (used + 12 > FP8LM_QUOTE_BYTES) {
       memcpy(buffer + used, "...", 3);
       used += 3;
       break;
     }
-    if (c < 0x20 || c == 0x7f) {
-      used += (size_t)snprintf(buffer + used, FP8LM_QUOTE_BYTES - used, "\\u%04x", (unsigned)c);
-    } else {
-      buffer[used++] = (char)c;
-    }
+    i += fp8lm_printable(text + i, length - i, printable);
+    memcpy(buffer + used, printable, strlen(printable));
+    used += strlen(printable);
   }
   buffer[used++] = '"';
   buffer[used] = '\0';
+  return buffer;
+}
+
+const char *fp8lm_shape_text(char buffer[FP8LM_QUOTE_BYTES], size_t dimensions, const uint64_t *shape) {
+  size_t used = (size_t)snprintf(buffer, FP8LM_QUOTE_BYTES, "[");
+  for (size_t i = 0; i < dimensions; i++) {
+    if (used + 32 > FP8LM_QUOTE_BYTES) {
+      used += (size_t)snprintf(buffer + used, FP8LM_QUOTE_BYTES - used, ", ...");
+      break;
+    }
+    used += (size_t)snprintf(buffer + used, FP8LM_QUOTE_BYTES - used, "%s%" PRIu64, i ? ", " : "", shape[i]);
+  }
+  (void)snprintf(buffer + used, FP8LM_QUOTE_BYTES - used, "]");
   return buffer;
 }
 
@@ -99,7 +112,9 @@ fp8core_status fp8lm_raw_describe(const fp8lm_input *input, fp8lm_element dtype,
   uint64_t element_count;
   uint64_t bytes;
   if (fp8lm_shape_bytes(dimensions, shape, (unsigned)element_size * 8, &element_count, &bytes) != 0) {
-    return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "the shape has 2^63 bytes or more");
+    char text[FP8LM_QUOTE_BYTES];
+    return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "the shape %s of %s has 2^63 bytes or more",
+                                  fp8lm_shape_text(text, dimensions, shape), fp8lm_element_name(dtype));
   }
   if (bytes != input->size) {
     return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,

@@ -138,7 +138,10 @@ int fp8lm_shape_bytes(size_t dimensions, const uint64_t *shape, unsigned bits, u
 /** A buffer for fp8lm_quote(). */
 #define FP8LM_QUOTE_BYTES 100
 
-/** Writes \p text in double quotes with control characters escaped and its end cut off when long, for messages. */
+/** Writes \p text in double quotes, as fp8lm_printable() does, its end cut off when long, for messages. */
 const char *fp8lm_quote(char buffer[FP8LM_QUOTE_BYTES], const char *text, size_t length);
+
+/** Writes the sizes in brackets, the last ones cut off when there are many, for messages. */
+const char *fp8lm_shape_text(char buffer[FP8LM_QUOTE_BYTES], size_t dimensions, const uint64_t *shape);
 
 #endif

@@ -1,5 +1,8 @@
 #include "utf8.h"
 
+#include <stdio.h>
+#include <string.h>
+
 size_t fp8lm_utf8_length(const char *text, size_t available) {
   const unsigned char *bytes = (const unsigned char *)text;
   size_t length;
@@ -23,5 +26,21 @@ size_t fp8lm_utf8_length(const char *text, size_t available) {
   for (size_t i = 2; i < length; i++) {
     if (bytes[i] < 0x80 || bytes[i] > 0xbf) return 0;
   }
+  return length;
+}
+
+size_t fp8lm_printable(const char *text, size_t available, char printable[FP8LM_PRINTABLE_BYTES]) {
+  const unsigned char *bytes = (const unsigned char *)text;
+  const size_t length = fp8lm_utf8_length(text, available);
+  if (length == 0) {
+    (void)snprintf(printable, FP8LM_PRINTABLE_BYTES, "\\x%02x", bytes[0]);
+    return 1;
+  }
+  if (bytes[0] < 0x20 || bytes[0] == 0x7f || (bytes[0] == 0xc2 && bytes[1] < 0xa0)) {
+    (void)snprintf(printable, FP8LM_PRINTABLE_BYTES, "\\u%04x", bytes[length - 1]);
+    return length;
+  }
+  memcpy(printable, text, length);
+  printable[length] = '\0';
   return length;
 }

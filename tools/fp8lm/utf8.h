@@ -12,4 +12,14 @@
  */
 size_t fp8lm_utf8_length(const char *text, size_t available);
 
+/** Bytes that fp8lm_printable() may write. */
+#define FP8LM_PRINTABLE_BYTES 8
+
+/**
+ * Writes the character that begins at \p text into \p printable, ended with 0: as it is, but control characters (also
+ * those of U+0080 to U+009F, which terminals obey too) as \\u and four digits, and a byte that is not UTF-8 as \\x and
+ * two. Returns the number of bytes that it took.
+ */
+size_t fp8lm_printable(const char *text, size_t available, char printable[FP8LM_PRINTABLE_BYTES]);
+
 #endif
