@@ -225,6 +225,22 @@ static void note_use(fp8core_scaling *scaling, int64_t index) {
   if (!scaling->first_use[index]) scaling->first_use[index] = scaling->updates + 1;
 }
 
+// Whether the reciprocal that a call gives out meets the state or what the call reads. Against what it writes it has
+// been checked as the result's own scale_inverse.
+static fp8core_status check_apart(const fp8core_scaling *scaling, int64_t index, const float *scale_inverse,
+                                  const char *name, const fp8core_tensor *read, int64_t batch, int64_t batch_stride) {
+  fp8core_scalars scalars;
+  fp8core_region data;
+  if (!scale_inverse || !read->data) return FP8CORE_OK;
+  scalars.count = 0;
+  FP8CORE_TRY(fp8core_region_of(name, read, batch, batch_stride, &data));
+  fp8core_add_scalar(&scalars, "scale_inverse", "", scale_inverse, sizeof(float), 1);
+  FP8CORE_TRY(fp8core_refuse_overlap(&scalars.regions[0], &data));
+  if (scale_inverse == scaling->arrays.scale_inverse + index) return FP8CORE_OK;
+  fp8core_add_scalar(&scalars, "the scaling state", "", scaling->memory, scaling->memory_bytes, 0);
+  return fp8core_refuse_overlap(&scalars.regions[0], &scalars.regions[1]);
+}
+
 // `destination` or `transposed` may be NULL, not both. Nothing changes before every argument has been checked.
 static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const fp8core_cast_options *options,
                                   const fp8core_tensor *source, fp8core_tensor *destination, fp8core_tensor *transposed,
@@ -248,19 +264,7 @@ static fp8core_status scaled_cast(fp8core_scaling *scaling, int64_t index, const
   int empty = 0;
   FP8CORE_TRY(fp8core_cast_prepare(context, options, source, destination ? &bound : NULL,
                                    transposed ? &bound_transposed : NULL, &job, &empty));
-  if (scale_inverse) {
-    // Against the rest fp8core_cast_prepare() has checked it, as the destination's.
-    fp8core_region source_data;
-    fp8core_scalars written;
-    written.count = 0;
-    FP8CORE_TRY(fp8core_region_of("source", source, 1, 0, &source_data));
-    fp8core_add_scalar(&written, "scale_inverse", "", scale_inverse, sizeof(float), 1);
-    FP8CORE_TRY(fp8core_refuse_overlap(&written.regions[0], &source_data));
-    if (scale_inverse != arrays->scale_inverse + index) {
-      fp8core_add_scalar(&written, "the scaling state", "", scaling->memory, scaling->memory_bytes, 0);
-      FP8CORE_TRY(fp8core_refuse_overlap(&written.regions[0], &written.regions[1]));
-    }
-  }
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "source", source, 1, 0));
   if (!empty) {
     const int delayed = arrays->delayed;
     if (!delayed || !scaling->history_seen[index]) {
@@ -382,6 +386,12 @@ fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, con
   fp8core_gemm_job job;
   int empty;
   FP8CORE_TRY(fp8core_gemm_prepare(context, options, a, b, c, &bound, &job, &empty));
+  const int64_t batch = job.options.batch;
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "A", &job.a, batch, job.options.batch_stride_a));
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "B", &job.b, batch, job.options.batch_stride_b));
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "C", &job.c, batch, job.options.batch_stride_c));
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "bias", &job.bias, 1, 0));
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "auxiliary", &job.auxiliary, 1, 0));
   if (empty || has_scale_of_history(scaling, index)) {
     FP8CORE_TRY(fp8core_gemm(context, options, a, b, c, &bound));
   } else {

@@ -1667,6 +1667,11 @@ static void reciprocal_that_aliases(void **unused) {
   for (int i = 0; i < 3; i++)
     assert_fails(fp8core_scaling_cast(scaling, 0, NULL, &source, &destination, of_state[i]),
                  FP8CORE_ERROR_INVALID_ARGUMENT, "overlaps");
+  // Of products too.
+  float *const product_inverses[] = {data + 5, (float *)(void *)codes, of_state[0]};
+  for (int i = 0; i < 3; i++)
+    assert_fails(fp8core_scaling_gemm(scaling, 0, NULL, &source, &source, NULL, &destination, product_inverses[i]),
+                 FP8CORE_ERROR_INVALID_ARGUMENT, "overlaps");
   // A failed call binds nothing.
   assert_null(destination.scale);
   // Its own is what NULL gives.
