@@ -849,7 +849,7 @@ class Usage(unittest.TestCase):
         self.wrong("unexpected argument 'extra'", "help", "inspect", "extra")
         self.wrong("unexpected argument 'extra'", "help", "help", "extra")
         self.wrong("unexpected argument 'extra'", "help", "bench", "core", "extra")
-        self.wrong("unknown command 'extra'", "help", "bench", "extra")
+        self.wrong("unknown benchmark 'extra'", "help", "bench", "extra")
 
     def test_inspect_options(self):
         self.wrong("no file given", "inspect")
