@@ -87,13 +87,16 @@ typedef void (*chunk_function)(const fp8optim_adamw *adamw, const fp8optim_kerne
 // large ones balance alike.
 static void for_all_chunks(const fp8optim_adamw *adamw, const fp8optim_kernels *kernels, int64_t elements,
                            chunk_function function) {
-  int threads = fp8core_context_threads(adamw->context);
-  if (elements < PARALLEL_ELEMENTS || adamw->chunk_count < threads)
-    threads = elements < PARALLEL_ELEMENTS ? 1 : threads;
+  const int threads = elements < PARALLEL_ELEMENTS ? 1 : fp8core_context_threads(adamw->context);
+  (void)threads;
 #if defined(_OPENMP)
 #  pragma omp parallel for schedule(dynamic, 8) num_threads(threads) if (threads > 1)
 #endif
   for (int64_t index = 0; index < adamw->chunk_count; index++) function(adamw, kernels, index);
+}
+
+static int threads_for(const fp8optim_adamw *adamw, int64_t elements) {
+  return elements < PARALLEL_ELEMENTS ? 1 : fp8core_context_threads(adamw->context);
 }
 
 static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_scale) {
@@ -135,17 +138,22 @@ static fp8core_status survey(fp8optim_adamw *adamw, const fp8optim_gradient *sou
                              fp8optim_survey *found) {
   const float scale_inverse = scale_inverse_of(source);
   const int64_t size = (int64_t)fp8core_dtype_size(source->dtype);
-  (void)adamw;
-  found->largest = 0;
-  found->negative = 0;
-  for (int64_t row = 0; row < rows; row++) {
-    const unsigned char *data = (const unsigned char *)source->data + row * source->row_stride * size;
-    for (int64_t column = 0; column < columns; column++) {
-      const float value = fp8optim_load(source->dtype, data, column) * scale_inverse;
-      fp8optim_raise(&found->largest, value);
-      if (value < 0.0f) found->negative = 1;
-    }
+  const int threads = threads_for(adamw, rows * columns);
+  uint32_t largest = 0;
+  int negative = 0;
+  (void)threads;
+#if defined(_OPENMP)
+#  pragma omp parallel for num_threads(threads) reduction(max : largest) reduction(max : negative)
+#endif
+  for (int64_t i = 0; i < rows * columns; i++) {
+    const unsigned char *data = (const unsigned char *)source->data + i / columns * source->row_stride * size;
+    const float value = fp8optim_load(source->dtype, data, i % columns) * scale_inverse;
+    const uint32_t magnitude = fp8core_float_bits(value) & FP8CORE_F32_MAGNITUDE;
+    if (magnitude > largest) largest = magnitude;
+    if (value < 0.0f) negative = 1;
   }
+  found->largest = largest;
+  found->negative = negative;
   return FP8CORE_OK;
 }
 
@@ -156,6 +164,11 @@ static fp8core_status set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_s
   const int64_t size = (int64_t)fp8core_dtype_size(source->dtype);
   const int64_t columns = tensor->row_length;
   const unsigned char *data = source->data;
+  const int threads = threads_for(adamw, tensor->elements);
+  (void)threads;
+#if defined(_OPENMP)
+#  pragma omp parallel for num_threads(threads)
+#endif
   for (int64_t i = 0; i < tensor->elements; i++) {
     const float value =
       fp8optim_load(source->dtype, data + i / columns * source->row_stride * size, i % columns) * scale_inverse;
@@ -173,6 +186,11 @@ static fp8core_status make_weight(fp8optim_adamw *adamw, int64_t index, int choo
   fp8optim_tensor *tensor = &adamw->tables.tensors[index];
   if (choose_scale) fp8optim_weight_scale_rule(tensor);
   const float factor = fp8optim_weight_factor(tensor->scale[FP8OPTIM_MASTER], tensor->scale[FP8OPTIM_WEIGHT]);
+  const int threads = threads_for(adamw, tensor->elements);
+  (void)threads;
+#if defined(_OPENMP)
+#  pragma omp parallel for num_threads(threads)
+#endif
   for (int64_t i = 0; i < tensor->elements; i++) {
     const uint32_t master = fp8optim_load_code(tensor->dtype[FP8OPTIM_MASTER], tensor->data[FP8OPTIM_MASTER], i);
     fp8optim_store_code(tensor->dtype[FP8OPTIM_WEIGHT], tensor->data[FP8OPTIM_WEIGHT], i,
