@@ -151,7 +151,9 @@ V void store_block_8(fp8core_dtype dtype, unsigned char *data, const v_float val
   for (int i = 0; i < BLOCK_VECTORS; i++)
     code[i] = encode_8(dtype, bounded ? magnitude_of(value[i]) : clamped(dtype, value[i]));
   for (int i = 0; i < 2; i++) {
-    code_words[i] = _mm512_srli_epi16(words(code[2 * i], code[2 * i + 1], 0), code_shift(dtype));
+    const __m512i shifted = words(code[2 * i], code[2 * i + 1], 0);
+    // Compilers disagree on the type of the count; a literal suits all.
+    code_words[i] = dtype == FP8CORE_E4M3 ? _mm512_srli_epi16(shifted, 4) : _mm512_srli_epi16(shifted, 5);
     value_words[i] = words(_mm512_castps_si512(value[2 * i]), _mm512_castps_si512(value[2 * i + 1]), 1);
   }
   // The packs work within lanes of 128 bits. A signed one keeps the sign bit of every word, that of -0 too.
