@@ -32,13 +32,22 @@ static fp8core_status check(const fp8optim_schedule *schedule, int64_t step, con
   return FP8CORE_OK;
 }
 
+// From the peak (part 0) to the floor (part 1), both to the bit.
+static double between(const fp8optim_schedule *schedule, double part) {
+  const double rate = schedule->peak - (schedule->peak - schedule->floor) * part;
+  return part >= 1.0 || rate < schedule->floor ? schedule->floor : rate;
+}
+
 fp8core_status fp8optim_schedule_rate(const fp8optim_schedule *schedule, int64_t step, double *learning_rate) {
   const fp8core_status status = check(schedule, step, learning_rate);
   if (status != FP8CORE_OK) return status;
-  const double peak = schedule->peak;
-  const double range = peak - schedule->floor;
   if (step < schedule->warmup_steps) {
-    *learning_rate = peak * (double)(step + 1) / (double)schedule->warmup_steps;
+    *learning_rate = schedule->peak * ((double)(step + 1) / (double)schedule->warmup_steps);
+    return FP8CORE_OK;
+  }
+  // Its steps may be any number.
+  if (schedule->type == FP8OPTIM_SCHEDULE_CONSTANT) {
+    *learning_rate = schedule->peak;
     return FP8CORE_OK;
   }
   // The decay runs from the step after its start to the last step; the peak is what it starts from.
@@ -49,12 +58,14 @@ fp8core_status fp8optim_schedule_rate(const fp8optim_schedule *schedule, int64_t
   double done = 0.0;
   if (step > start) done = step - start >= length ? 1.0 : (double)(step - start) / (double)length;
   switch (schedule->type) {
-  case FP8OPTIM_SCHEDULE_LINEAR: *learning_rate = peak - range * done; break;
+  case FP8OPTIM_SCHEDULE_LINEAR: *learning_rate = between(schedule, done); break;
   case FP8OPTIM_SCHEDULE_COSINE:
-    *learning_rate = schedule->floor + range * 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+    *learning_rate = between(schedule, 0.5 * (1.0 - cos(3.14159265358979323846 * done)));
     break;
-  case FP8OPTIM_SCHEDULE_WSD: *learning_rate = schedule->decay_steps == 0 ? peak : peak - range * done; break;
-  case FP8OPTIM_SCHEDULE_CONSTANT: *learning_rate = peak; break;
+  case FP8OPTIM_SCHEDULE_WSD:
+    *learning_rate = schedule->decay_steps == 0 ? schedule->peak : between(schedule, done);
+    break;
+  case FP8OPTIM_SCHEDULE_CONSTANT: break;
   }
   return FP8CORE_OK;
 }
