@@ -18,8 +18,10 @@
 // Element i of a chunk belongs to lane i % 32 of its partial sum.
 #define FP8OPTIM_LANES 32
 
-// A gradient norm above this skips the step: differences of gradients and moments below it cannot overflow.
+// A gradient norm above the first, or above the second after clipping, skips the step: a second moment is an FP32
+// number at some point, which the square of the second leaves room in.
 #define FP8OPTIM_NORM_MAX 0x1p126
+#define FP8OPTIM_CLIPPED_NORM_MAX 0x1p63
 
 // Rounding of bounds and of the arithmetic that they bound.
 #define FP8OPTIM_BOUND_SLACK (1.0 + 0x1p-18)
@@ -103,10 +105,11 @@ FP8CORE_RULE void fp8optim_gather_rule(fp8optim_tensor *tensor, const fp8optim_c
 FP8CORE_RULE void fp8optim_begin_rule(fp8optim_progress *progress, double sum_squares, int nonfinite, float max_norm,
                                       float loss_scale) {
   const double norm = sqrt(sum_squares) / (double)loss_scale;
-  progress->skipped = nonfinite || !(norm <= FP8OPTIM_NORM_MAX);
+  const int clips = max_norm > 0.0f && norm > (double)max_norm;
+  const double clipped = clips ? (double)max_norm : norm;
+  progress->skipped = nonfinite || !(norm <= FP8OPTIM_NORM_MAX && clipped <= FP8OPTIM_CLIPPED_NORM_MAX);
   progress->gradient_norm = nonfinite ? fp8core_bits_float(FP8CORE_F32_QUIET_NAN) : (float)norm;
-  progress->clip_factor =
-    !progress->skipped && max_norm > 0.0f && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
+  progress->clip_factor = clips && !progress->skipped ? (float)((double)max_norm / norm) : 1.0f;
   if (progress->skipped)
     progress->skipped_steps++;
   else
@@ -166,7 +169,8 @@ FP8CORE_RULE fp8optim_group_step fp8optim_group_rule(const fp8optim_group *group
 FP8CORE_RULE float fp8optim_bound(double bound) {
   const double limited = bound * FP8OPTIM_BOUND_SLACK;
   if (limited > 0.0 && limited < 0x1p-149) return 0x1p-149f;
-  return limited < 0x1p127 ? (float)limited : 0x1p127f;
+  const float most = fp8core_bits_float(FP8CORE_F32_MAX);
+  return limited < (double)most ? (float)limited : most;
 }
 
 // Both scales are powers of two, so the factor is exact.
@@ -180,6 +184,12 @@ FP8CORE_RULE float fp8optim_constant(double value) {
   return value > 0x1p100 ? 0x1p100f : value < -0x1p100 ? -0x1p100f : (float)value;
 }
 
+// Learning rate 0 without a change by decay: masters and weights keep their bits, -0 too, which the sums of an update
+// would make 0. Backends do not write them then.
+FP8CORE_RULE int fp8optim_keeps_masters(const fp8optim_group_step *step) {
+  return step->change_bound == 0.0 && step->decay == 1.0;
+}
+
 // Before the pass over the states: the next scales, from bounds on what will be stored, and the constants.
 FP8CORE_RULE void fp8optim_plan_rule(fp8optim_tensor *tensor, const fp8optim_group_step *step, float clip_factor,
                                      float loss_scale, float gradient_scale_inverse, fp8optim_constants *constants) {
@@ -189,14 +199,17 @@ FP8CORE_RULE void fp8optim_plan_rule(fp8optim_tensor *tensor, const fp8optim_gro
   const double exp_avg_sq =
     step->beta2 * (double)tensor->amax[FP8OPTIM_EXP_AVG_SQ] + (1.0 - step->beta2) * gradient * gradient;
   const double master = (double)tensor->amax[FP8OPTIM_MASTER] * fabs(step->decay) + step->change_bound;
+  const int keeps = fp8optim_keeps_masters(step);
   const float master_scale =
-    fp8optim_kept_scale(tensor->dtype[FP8OPTIM_MASTER], fp8optim_bound(master), tensor->scale[FP8OPTIM_MASTER]);
+    keeps ? tensor->scale[FP8OPTIM_MASTER]
+          : fp8optim_kept_scale(tensor->dtype[FP8OPTIM_MASTER], fp8optim_bound(master), tensor->scale[FP8OPTIM_MASTER]);
   const float exp_avg_scale =
     fp8core_scale_rule(tensor->dtype[FP8OPTIM_EXP_AVG], fp8optim_bound(exp_avg), 0, 0, tensor->scale[FP8OPTIM_EXP_AVG]);
   const float exp_avg_sq_scale = fp8core_scale_rule(tensor->dtype[FP8OPTIM_EXP_AVG_SQ], fp8optim_bound(exp_avg_sq), 0,
                                                     0, tensor->scale[FP8OPTIM_EXP_AVG_SQ]);
   const float weight_scale =
-    fp8optim_kept_scale(tensor->dtype[FP8OPTIM_WEIGHT], fp8optim_bound(master), tensor->scale[FP8OPTIM_WEIGHT]);
+    keeps ? tensor->scale[FP8OPTIM_WEIGHT]
+          : fp8optim_kept_scale(tensor->dtype[FP8OPTIM_WEIGHT], fp8optim_bound(master), tensor->scale[FP8OPTIM_WEIGHT]);
   const double root_scale = sqrt((double)exp_avg_sq_scale);
   const double eps = step->eps * step->root_correction2 * root_scale;
   tensor->next_scale[FP8OPTIM_MASTER] = master_scale;
@@ -217,6 +230,13 @@ FP8CORE_RULE void fp8optim_plan_rule(fp8optim_tensor *tensor, const fp8optim_gro
   constants->weight_factor = fp8optim_weight_factor(master_scale, weight_scale);
 }
 
+// The magnitude that a scaled one is stored as. At the end of FP32's range its rounding may leave it.
+FP8CORE_RULE float fp8optim_stored_amax(fp8core_dtype dtype, uint32_t scaled, float scale_inverse) {
+  const uint32_t code = fp8core_encode_nearest(dtype, scaled, 1);
+  const float amax = fp8core_bits_float(fp8core_decode_bits(dtype, code)) * scale_inverse;
+  return amax < INFINITY ? amax : fp8core_bits_float(FP8CORE_F32_MAX);
+}
+
 // After the pass: the scales that were used become current, and the amaxes are those of the stored values. Rounding to
 // nearest is monotonic, so the largest stored value is the rounded largest value.
 FP8CORE_RULE void fp8optim_end_rule(fp8optim_tensor *tensor, const uint32_t scaled_amax[FP8OPTIM_STATES]) {
@@ -224,11 +244,8 @@ FP8CORE_RULE void fp8optim_end_rule(fp8optim_tensor *tensor, const uint32_t scal
     tensor->scale[part] = tensor->next_scale[part];
     tensor->scale_inverse[part] = 1.0f / tensor->next_scale[part];
   }
-  for (int state = 0; state < FP8OPTIM_STATES; state++) {
-    const fp8core_dtype dtype = tensor->dtype[state];
-    const uint32_t code = fp8core_encode_nearest(dtype, scaled_amax[state], 1);
-    tensor->amax[state] = fp8core_bits_float(fp8core_decode_bits(dtype, code)) * tensor->scale_inverse[state];
-  }
+  for (int state = 0; state < FP8OPTIM_STATES; state++)
+    tensor->amax[state] = fp8optim_stored_amax(tensor->dtype[state], scaled_amax[state], tensor->scale_inverse[state]);
 }
 
 // The scale for values up to the magnitude `largest` (FP32 bits) that are set from outside.
@@ -241,11 +258,9 @@ FP8CORE_RULE float fp8optim_scale_for(fp8core_dtype dtype, fp8optim_state state,
 // After a state was set with `scale` from values up to `largest`.
 FP8CORE_RULE void fp8optim_set_rule(fp8optim_tensor *tensor, fp8optim_state state, float scale, uint32_t largest) {
   const uint32_t scaled = fp8core_float_bits(fp8core_bits_float(largest) * scale) & FP8CORE_F32_MAGNITUDE;
-  const uint32_t code = fp8core_encode_nearest(tensor->dtype[state], scaled, 1);
   tensor->scale[state] = scale;
   tensor->scale_inverse[state] = 1.0f / scale;
-  tensor->amax[state] =
-    fp8core_bits_float(fp8core_decode_bits(tensor->dtype[state], code)) * tensor->scale_inverse[state];
+  tensor->amax[state] = fp8optim_stored_amax(tensor->dtype[state], scaled, tensor->scale_inverse[state]);
 }
 
 // Before a weight is made from its master outside of a step.
@@ -297,6 +312,15 @@ FP8CORE_RULE float fp8optim_positive(fp8core_dtype dtype, float scaled) {
   if (dtype == FP8CORE_FP32) return scaled;
   const float least = fp8core_bits_float(fp8core_decode_bits(dtype, 1));
   return scaled > 0.0f && scaled < least ? least : scaled;
+}
+
+// The code of a value that is set from outside: finite as the value is, and positive where a second moment is, however
+// small its product with the scale.
+FP8CORE_RULE uint32_t fp8optim_set_code(fp8core_dtype dtype, fp8optim_state state, float value, float scale) {
+  const uint32_t bits = fp8core_float_bits(value * scale);
+  const uint32_t code = fp8core_encode_nearest(dtype, bits & FP8CORE_F32_MAGNITUDE, 1);
+  if (state == FP8OPTIM_EXP_AVG_SQ) return value > 0.0f && code == 0 ? 1 : code;
+  return code | (bits & FP8CORE_F32_SIGN ? UINT32_C(1) << (fp8core_format_of(dtype).bits - 1) : 0);
 }
 
 // Sums of squares add FP32 numbers where a square is exact in FP32 and its sum cannot overflow, else FP64 numbers.

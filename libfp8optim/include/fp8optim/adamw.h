@@ -205,7 +205,7 @@ FP8OPTIM_API int64_t fp8optim_adamw_steps(const fp8optim_adamw *adamw);
 
 /**
  * Sets the number of steps that were taken, on which the bias correction depends: for moments that come from another
- * optimizer. Moments set by fp8optim_adamw_set_state() with a count of 0 make the next step fail.
+ * optimizer. Moments other than 0 with a count of 0 make the next step fail.
  *
  * \param steps 0 to 2^31 - 2.
  */
@@ -240,7 +240,10 @@ static inline fp8optim_step_options fp8optim_step_options_default(void) {
 
 /** What a step found. */
 typedef struct fp8optim_step_report {
-  /** Non-zero: the gradients held an infinity or a NaN, or their norm exceeds 2^126; nothing was changed. */
+  /**
+   * Non-zero: the gradients held an infinity or a NaN, or their norm exceeds 2^63 after clipping or 2^126 before, so
+   * that a second moment could leave the range of FP32; nothing was changed.
+   */
   int skipped;
   /** Root of the sum of all squared gradients, after division by the loss scale and before clipping. */
   float gradient_norm;
@@ -264,15 +267,16 @@ typedef struct fp8optim_step_report {
  * bounds on the new amaxes (FP8-LM section 2.2 rescales after it), so that nothing overflows and nothing is read twice.
  * A positive exp_avg_sq never rounds to zero.
  *
- * Gradients with an infinity or a NaN anywhere skip the step whole: no state, scale, amax or count changes but the
- * number of skipped steps.
+ * Gradients with an infinity or a NaN anywhere, or too large (see fp8optim_step_report), skip the step whole: no state,
+ * scale, amax or count changes but the number of skipped steps. With a learning rate of 0 masters and weights keep their
+ * bits.
  *
  * \param gradients one tensor for each parameter in order, any format, contiguous or with a row stride, with
  *        scale_inverse as elsewhere; same shape as the parameter. amax is not used.
  * \param options NULL for the defaults.
  * \param report NULL, or receives the findings in host memory, which on CUDA waits for the device.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT when a gradient's shape, dtype or device does not fit, when moments were set
- *         with a step count of 0, or options are out of range. Nothing is changed on any error.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when a gradient's shape, dtype or device does not fit, when moments are not
+ *         0 but the step count is, or options are out of range. Nothing is changed on any error.
  */
 FP8OPTIM_API fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
                                                 const fp8optim_step_options *options, fp8optim_step_report *report);
@@ -303,8 +307,8 @@ FP8OPTIM_API size_t fp8optim_adamw_saved_bytes(const fp8optim_adamw *adamw);
 FP8OPTIM_API fp8core_status fp8optim_adamw_save(const fp8optim_adamw *adamw, void *buffer, size_t bytes);
 
 /**
- * Restores what fp8optim_adamw_save() wrote, on any device, and writes the weights from the masters: the next step
- * gives the same bits as without the interruption.
+ * Restores what fp8optim_adamw_save() wrote, on any device, and writes the weights from the masters, whatever their
+ * formats were: the next step gives the same bits as without the interruption.
  *
  * \return FP8CORE_ERROR_CORRUPT_DATA for damaged or foreign bytes or another version; FP8CORE_ERROR_INVALID_ARGUMENT
  *         when names, shapes, formats, rounding or seed differ from the optimizer's. The optimizer is untouched on any

@@ -73,8 +73,19 @@ static void update_chunk(const fp8optim_adamw *adamw, const fp8optim_kernels *ke
   job.tensor_id = (uint32_t)chunk->tensor;
   job.step = (uint32_t)tables->progress->steps;
   memset(result->scaled_amax, 0, sizeof(result->scaled_amax));
+  const int keeps = fp8optim_keeps_masters(&tables->group_steps[tensor->group]);
+  unsigned char masters[FP8OPTIM_CHUNK * sizeof(float)];
+  if (keeps) {
+    memcpy(masters, data[FP8OPTIM_MASTER],
+           (size_t)chunk->elements * fp8core_dtype_size(tensor->dtype[FP8OPTIM_MASTER]));
+    data[FP8OPTIM_MASTER] = masters;
+    data[FP8OPTIM_WEIGHT] = NULL;
+  }
   kernels->update(&job, chunk_gradient(tensor, gradient, chunk, gathered), data, (uint64_t)chunk->first,
                   chunk->elements, result->scaled_amax);
+  if (keeps)
+    result->scaled_amax[FP8OPTIM_MASTER] =
+      fp8core_float_bits(tensor->amax[FP8OPTIM_MASTER] * tensor->scale[FP8OPTIM_MASTER]);
 }
 
 static float scale_inverse_of(const fp8optim_gradient *gradient) {
@@ -172,11 +183,8 @@ static fp8core_status set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_s
   for (int64_t i = 0; i < tensor->elements; i++) {
     const float value =
       fp8optim_load(source->dtype, data + i / columns * source->row_stride * size, i % columns) * scale_inverse;
-    fp8optim_store_code(
-      tensor->dtype[state], tensor->data[state], i,
-      fp8optim_code(
-        tensor->dtype[state],
-        state == FP8OPTIM_EXP_AVG_SQ ? fp8optim_positive(tensor->dtype[state], value * scale) : value * scale, 0, 0));
+    fp8optim_store_code(tensor->dtype[state], tensor->data[state], i,
+                        fp8optim_set_code(tensor->dtype[state], state, value, scale));
   }
   fp8optim_set_rule(tensor, state, scale, largest);
   return FP8CORE_OK;
