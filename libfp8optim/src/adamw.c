@@ -183,6 +183,8 @@ static fp8core_status copy_parameters(fp8optim_adamw *adamw, const fp8optim_para
     memcpy(name, parameters[i].name, bytes);
     adamw->parameters[i].name = name;
     name += bytes;
+    // Not looked at without a weight; a format that needs no scale.
+    if (!parameters[i].with_weight) adamw->parameters[i].weight_dtype = FP8CORE_FP32;
   }
   return FP8CORE_OK;
 }
@@ -266,7 +268,9 @@ static fp8core_status allocate(fp8optim_adamw *adamw) {
     adamw->state_offsets[i] = adamw->state_bytes;
     adamw->chunk_count += (fp8optim_elements(&adamw->parameters[i]) + FP8OPTIM_CHUNK - 1) / FP8OPTIM_CHUNK;
     for (int part = 0; part < FP8OPTIM_PARTS; part++)
-      adamw->state_bytes += aligned(own_bytes(adamw, &adamw->parameters[i], part));
+      if (__builtin_add_overflow(adamw->state_bytes, aligned(own_bytes(adamw, &adamw->parameters[i], part)),
+                                 &adamw->state_bytes))
+        return out_of_memory(INT64_MAX);
   }
   fp8optim_tables unused;
   adamw->table_bytes = place_tables(adamw, NULL, &unused);
@@ -359,10 +363,10 @@ fp8core_status fp8optim_adamw_state(const fp8optim_adamw *adamw, int64_t index, 
     return fp8optim_invalid("parameter \"%s\" was created with with_weight 0 and has no weight", parameter->name);
   int64_t offset = adamw->state_offsets[index];
   for (int part = 0; part < (int)state; part++) offset += aligned(own_bytes(adamw, parameter, part));
-  void *given = given_part(parameter, state);
+  void *data = given_part(parameter, state);
+  if (!data && fp8optim_elements(parameter) > 0) data = (unsigned char *)adamw->state_memory + offset;
   fp8optim_tensor *record = &adamw->tables.tensors[index];
-  *tensor = fp8core_tensor_create(given ? given : (void *)((unsigned char *)adamw->state_memory + offset),
-                                  part_dtype(adamw, parameter, state), parameter->dimensions, parameter->shape);
+  *tensor = fp8core_tensor_create(data, part_dtype(adamw, parameter, state), parameter->dimensions, parameter->shape);
   tensor->device = fp8core_context_device(adamw->context);
   tensor->scale = &record->scale[state];
   tensor->scale_inverse = &record->scale_inverse[state];
@@ -425,6 +429,10 @@ static fp8core_status check_source(const fp8optim_adamw *adamw, const char *what
   return FP8CORE_OK;
 }
 
+static fp8core_status read_progress(const fp8optim_adamw *adamw, fp8optim_progress *progress) {
+  return fp8core_copy(adamw->context, progress, adamw->tables.progress, sizeof(*progress));
+}
+
 fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_state state,
                                         const fp8core_tensor *source) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_set_state"));
@@ -449,13 +457,14 @@ fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp
   FP8OPTIM_TRY(fp8optim_check_survey(parameter, state, &found));
   const float scale = fp8optim_scale_for(part_dtype(adamw, parameter, state), state, found.largest);
   FP8OPTIM_TRY(adamw->backend->set_state(adamw, index, state, &view, scale, found.largest));
-  if (state != FP8OPTIM_MASTER && found.largest != 0) adamw->moments_set = 1;
-  if (state == FP8OPTIM_MASTER && parameter->with_weight) return adamw->backend->make_weight(adamw, index, 1);
+  if (state == FP8OPTIM_MASTER)
+    return parameter->with_weight ? adamw->backend->make_weight(adamw, index, 1) : FP8CORE_OK;
+  // Steps may have been skipped since the count was last looked at.
+  fp8optim_progress progress;
+  FP8OPTIM_TRY(read_progress(adamw, &progress));
+  adamw->steps_known = progress.steps > 0;
+  adamw->moments_set = 1;
   return FP8CORE_OK;
-}
-
-static fp8core_status read_progress(const fp8optim_adamw *adamw, fp8optim_progress *progress) {
-  return fp8core_copy(adamw->context, progress, adamw->tables.progress, sizeof(*progress));
 }
 
 int64_t fp8optim_adamw_steps(const fp8optim_adamw *adamw) {
@@ -467,8 +476,10 @@ fp8core_status fp8optim_adamw_set_steps(fp8optim_adamw *adamw, int64_t steps) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_set_steps"));
   if (steps < 0 || steps > MAX_STEPS)
     return fp8optim_invalid("steps is %lld, expected 0 to 2^31 - 2", (long long)steps);
+  FP8OPTIM_TRY(fp8core_copy(adamw->context, &adamw->tables.progress->steps, &steps, sizeof(steps)));
   adamw->steps_known = steps > 0;
-  return fp8core_copy(adamw->context, &adamw->tables.progress->steps, &steps, sizeof(steps));
+  adamw->moments_set = 1;
+  return FP8CORE_OK;
 }
 
 static fp8core_status check_group_index(const fp8optim_adamw *adamw, const char *call, int group) {
@@ -501,6 +512,19 @@ fp8core_status fp8optim_adamw_set_learning_rate(fp8optim_adamw *adamw, double le
   return FP8CORE_OK;
 }
 
+// With a step count of 0: whether the moments are 0 too. They are looked at only where they may be something else.
+static fp8core_status check_moments(fp8optim_adamw *adamw) {
+  fp8optim_tensor *tensors;
+  FP8OPTIM_TRY(fp8optim_copy_tensors(adamw, &tensors));
+  adamw->moments_set = 0;
+  for (int64_t i = 0; i < adamw->tensor_count; i++)
+    if (tensors[i].amax[FP8OPTIM_EXP_AVG] > 0.0f || tensors[i].amax[FP8OPTIM_EXP_AVG_SQ] > 0.0f) adamw->moments_set = 1;
+  free(tensors);
+  if (!adamw->moments_set) return FP8CORE_OK;
+  return fp8optim_invalid("moments were set while the step count is 0, expected fp8optim_adamw_set_steps() with the "
+                          "steps that they have seen, at least 1");
+}
+
 fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
                                    const fp8optim_step_options *options, fp8optim_step_report *report) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_step"));
@@ -513,9 +537,7 @@ fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *
   if (!(isfinite(chosen.loss_scale) && chosen.loss_scale > 0.0f))
     return fp8optim_invalid("loss_scale is %g, expected a finite positive number", (double)chosen.loss_scale);
   if (!gradients) return fp8optim_invalid("gradients is NULL, expected %lld tensors", (long long)adamw->tensor_count);
-  if (adamw->moments_set && !adamw->steps_known)
-    return fp8optim_invalid("moments were set while the step count is 0, expected fp8optim_adamw_set_steps() with the "
-                            "steps that they have seen, at least 1");
+  if (adamw->moments_set && !adamw->steps_known) FP8OPTIM_TRY(check_moments(adamw));
   for (int64_t i = 0; i < adamw->tensor_count; i++)
     FP8OPTIM_TRY(check_source(adamw, "the gradient", i, 1, &gradients[i], &adamw->gradients[i]));
   FP8OPTIM_TRY(adamw->backend->step(adamw, chosen.max_norm, chosen.loss_scale));

@@ -77,7 +77,7 @@ struct fp8optim_adamw {
   int64_t table_bytes;
   int64_t state_bytes;
   fp8optim_tables tables;
-  // Moments were set or given, so that a step count of 0 would be a mistake; a step count was set or steps were taken.
+  // Moments may be other than 0, which makes a step count of 0 a mistake; the count may be other than 0.
   int moments_set;
   int steps_known;
   // Of CUDA.
@@ -91,6 +91,9 @@ fp8core_status fp8optim_cuda_init(fp8optim_adamw *adamw);
 void fp8optim_cuda_destroy(fp8optim_adamw *adamw);
 
 int64_t fp8optim_elements(const fp8optim_parameter *parameter);
+
+// The table of tensors in memory from malloc() that the caller frees.
+fp8core_status fp8optim_copy_tensors(const fp8optim_adamw *adamw, fp8optim_tensor **tensors);
 
 fp8core_status fp8optim_check_survey(const fp8optim_parameter *parameter, fp8optim_state state,
                                      const fp8optim_survey *found);

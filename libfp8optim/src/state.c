@@ -5,8 +5,9 @@
 //   u32      master dtype, exp_avg dtype, exp_avg_sq dtype, stochastic rounding (four fields)
 //   u64      seed
 //   i64      tensors, steps, skipped steps
-//   per tensor: u32 bytes of the name, the name; u32 dimensions, i64 a dimension; f32 scale of each of the four parts,
-//               f32 amax of each of the three states; the bytes of master, exp_avg, exp_avg_sq
+//   per tensor: u32 bytes of the name, the name; u32 dimensions, i64 a dimension; u32 dtype of the weight (fp32 without
+//               one), to which its scale belongs; f32 scale of each of the four parts, f32 amax of each of the three
+//               states; the bytes of master, exp_avg, exp_avg_sq
 //   u32      CRC-32 of all before
 #include <limits.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@
 
 static size_t record_bytes(const fp8optim_adamw *adamw, int64_t index) {
   const fp8optim_parameter *parameter = &adamw->parameters[index];
-  return 4 + strlen(parameter->name) + 4 + 8 * (size_t)parameter->dimensions +
+  return 4 + strlen(parameter->name) + 4 + 8 * (size_t)parameter->dimensions + 4 +
          sizeof(float) * (FP8OPTIM_PARTS + FP8OPTIM_STATES);
 }
 
@@ -89,7 +90,7 @@ static uint32_t checksum(const unsigned char *bytes, size_t count) {
   return (uint32_t)crc;
 }
 
-static fp8core_status copy_tensors(const fp8optim_adamw *adamw, fp8optim_tensor **tensors) {
+fp8core_status fp8optim_copy_tensors(const fp8optim_adamw *adamw, fp8optim_tensor **tensors) {
   const size_t bytes = (size_t)adamw->tensor_count * sizeof(**tensors);
   *tensors = malloc(bytes);
   if (!*tensors)
@@ -107,6 +108,7 @@ static fp8core_status write_states(const fp8optim_adamw *adamw, const fp8optim_t
     put(out, parameter->name, name_bytes);
     put_u32(out, (uint32_t)parameter->dimensions);
     for (int j = 0; j < parameter->dimensions; j++) put_u64(out, (uint64_t)parameter->shape[j]);
+    put_u32(out, (uint32_t)parameter->weight_dtype);
     for (int part = 0; part < FP8OPTIM_PARTS; part++) put_u32(out, fp8core_float_bits(tensors[i].scale[part]));
     for (int state = 0; state < FP8OPTIM_STATES; state++) put_u32(out, fp8core_float_bits(tensors[i].amax[state]));
     for (int state = 0; state < FP8OPTIM_STATES; state++) {
@@ -127,7 +129,7 @@ fp8core_status fp8optim_adamw_save(const fp8optim_adamw *adamw, void *buffer, si
   fp8optim_progress progress;
   fp8optim_tensor *tensors;
   FP8OPTIM_TRY(fp8core_copy(adamw->context, &progress, adamw->tables.progress, sizeof(progress)));
-  FP8OPTIM_TRY(copy_tensors(adamw, &tensors));
+  FP8OPTIM_TRY(fp8optim_copy_tensors(adamw, &tensors));
   cursor out = {buffer};
   put(&out, MAGIC, MAGIC_BYTES);
   put_u32(&out, FORMAT_VERSION);
@@ -189,6 +191,10 @@ static fp8core_status read_record(const fp8optim_adamw *adamw, int64_t index, re
       return fp8optim_invalid("shape[%d] of saved tensor \"%s\" is %lld, expected %lld", j, parameter->name,
                               (long long)size, (long long)parameter->shape[j]);
   }
+  const uint32_t weight_dtype = get_u32(in);
+  if (weight_dtype >= FP8CORE_DTYPE_COUNT)
+    return corrupt("the weight dtype of saved tensor \"%s\" is %u, expected 0 to %d", parameter->name, weight_dtype,
+                   FP8CORE_DTYPE_COUNT - 1);
   for (int part = 0; part < FP8OPTIM_PARTS; part++) {
     tensor->scale[part] = get_float(in);
     if (!valid_scale(tensor->scale[part]))
@@ -201,6 +207,11 @@ static fp8core_status read_record(const fp8optim_adamw *adamw, int64_t index, re
     if (!valid_amax(tensor->amax[state]))
       return corrupt("the %s amax of saved tensor \"%s\" is %g, expected a finite number of at least 0",
                      fp8optim_state_name((fp8optim_state)state), parameter->name, (double)tensor->amax[state]);
+  }
+  // A weight of another format gets a scale for its own.
+  if (weight_dtype != (uint32_t)parameter->weight_dtype) {
+    tensor->scale[FP8OPTIM_WEIGHT] = 0.0f;
+    fp8optim_weight_scale_rule(tensor);
   }
   if ((size_t)(end - in->at) < data_bytes(adamw, index))
     return corrupt("the state ends within the data of tensor \"%s\"", parameter->name);
@@ -260,6 +271,7 @@ static fp8core_status restore(fp8optim_adamw *adamw, const unsigned char *buffer
     if (adamw->parameters[i].with_weight) FP8OPTIM_TRY(adamw->backend->make_weight(adamw, i, 0));
   }
   adamw->steps_known = progress->steps > 0;
+  adamw->moments_set = 1;
   return FP8CORE_OK;
 }
 
@@ -269,7 +281,7 @@ fp8core_status fp8optim_adamw_load(fp8optim_adamw *adamw, const void *buffer, si
   fp8optim_tensor *tensors;
   fp8optim_progress progress;
   memset(&progress, 0, sizeof(progress));
-  FP8OPTIM_TRY(copy_tensors(adamw, &tensors));
+  FP8OPTIM_TRY(fp8optim_copy_tensors(adamw, &tensors));
   fp8core_status status = check_saved(adamw, buffer, bytes, tensors, &progress);
   if (status == FP8CORE_OK) status = restore(adamw, buffer, tensors, &progress);
   free(tensors);
