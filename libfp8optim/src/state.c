@@ -271,7 +271,8 @@ static fp8core_status restore(fp8optim_adamw *adamw, const unsigned char *buffer
     if (adamw->parameters[i].with_weight) FP8OPTIM_TRY(adamw->backend->make_weight(adamw, i, 0));
   }
   adamw->steps_known = progress->steps > 0;
-  adamw->moments_set = 1;
+  // Without steps they are 0, which was checked.
+  adamw->moments_set = adamw->steps_known;
   return FP8CORE_OK;
 }
 
