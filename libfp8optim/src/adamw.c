@@ -363,10 +363,11 @@ fp8core_status fp8optim_adamw_state(const fp8optim_adamw *adamw, int64_t index, 
     return fp8optim_invalid("parameter \"%s\" was created with with_weight 0 and has no weight", parameter->name);
   int64_t offset = adamw->state_offsets[index];
   for (int part = 0; part < (int)state; part++) offset += aligned(own_bytes(adamw, parameter, part));
-  void *data = given_part(parameter, state);
+  void *data = given_part(parameter, (int)state);
   if (!data && fp8optim_elements(parameter) > 0) data = (unsigned char *)adamw->state_memory + offset;
   fp8optim_tensor *record = &adamw->tables.tensors[index];
-  *tensor = fp8core_tensor_create(data, part_dtype(adamw, parameter, state), parameter->dimensions, parameter->shape);
+  *tensor =
+    fp8core_tensor_create(data, part_dtype(adamw, parameter, (int)state), parameter->dimensions, parameter->shape);
   tensor->device = fp8core_context_device(adamw->context);
   tensor->scale = &record->scale[state];
   tensor->scale_inverse = &record->scale_inverse[state];
@@ -455,7 +456,7 @@ fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp
   fp8optim_survey found;
   FP8OPTIM_TRY(adamw->backend->survey(adamw, &view, elements / row_length(parameter), row_length(parameter), &found));
   FP8OPTIM_TRY(fp8optim_check_survey(parameter, state, &found));
-  const float scale = fp8optim_scale_for(part_dtype(adamw, parameter, state), state, found.largest);
+  const float scale = fp8optim_scale_for(part_dtype(adamw, parameter, (int)state), state, found.largest);
   FP8OPTIM_TRY(adamw->backend->set_state(adamw, index, state, &view, scale, found.largest));
   if (state == FP8OPTIM_MASTER)
     return parameter->with_weight ? adamw->backend->make_weight(adamw, index, 1) : FP8CORE_OK;
