@@ -248,8 +248,11 @@ static fp8core_status survey_given_states(fp8optim_adamw *adamw) {
       FP8OPTIM_TRY(fp8core_copy(adamw->context, &adamw->tables.tensors[i].amax[state], &amax, sizeof(amax)));
       if (state != FP8OPTIM_MASTER && found.largest != 0) adamw->moments_set = 1;
     }
-    if (adamw->parameters[i].with_weight) FP8OPTIM_TRY(adamw->backend->make_weight(adamw, i, 1));
   }
+  // Last, as nothing of the caller's may be written where creation fails.
+  for (int64_t i = 0; i < adamw->tensor_count; i++)
+    if (adamw->parameters[i].with_weight && adamw->parameters[i].master)
+      FP8OPTIM_TRY(adamw->backend->make_weight(adamw, i, 1));
   return FP8CORE_OK;
 }
 

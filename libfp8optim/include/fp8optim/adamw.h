@@ -152,6 +152,8 @@ typedef struct fp8optim_adamw fp8optim_adamw;
 /**
  * Creates an optimizer of \p parameter_count tensors in \p group_count groups; all arrays are read during the call.
  * States start at zero, masters too: see fp8optim_adamw_set_state(). All memory of later steps is allocated here.
+ * Weights are written here only where the caller brought the master: until the master is set, a model's weights stay as
+ * they are, so that they can be its source.
  *
  * \param adamw receives the handle, NULL on failure.
  * \param context must outlive the optimizer; its device holds the states.
