@@ -625,6 +625,60 @@ static int small_updates(fp8core_context *context) {
   return right;
 }
 
+// Elements whose gradient is zero from step 100 on, beside others that keep the tensor's amaxes up: how far they go, in
+// learning rates, where AdamW stops within some steps. As rows of an embedding whose token is not met.
+static void ceased_gradients(fp8core_context *context) {
+  static const struct {
+    fp8optim_preset preset;
+    fp8core_dtype exp_avg;
+    double beta1;
+    double beta2;
+  } cases[] = {
+    {FP8OPTIM_PRESET_FP32, FP8CORE_FP32, 0.9, 0.95}, {FP8OPTIM_PRESET_FP8, FP8CORE_E4M3, 0.9, 0.95},
+    {FP8OPTIM_PRESET_FP8, FP8CORE_E4M3, 0.9, 0.999}, {FP8OPTIM_PRESET_FP8, FP8CORE_E4M3, 0.95, 0.95},
+    {FP8OPTIM_PRESET_FP8, FP8CORE_BF16, 0.9, 0.95},  {FP8OPTIM_PRESET_FP8, FP8CORE_FP16, 0.9, 0.95},
+    {FP8OPTIM_PRESET_FP8, FP8CORE_FP16, 0.95, 0.95},
+  };
+  enum { ELEMENTS = 64, ROUND = 1000, ROUNDS = 3 };
+  printf("\nelements without gradient from step 100 on: farthest way in each %d steps, in learning rates\n", ROUND);
+  for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+    float weights[ELEMENTS] = {0.0f};
+    float gradients[ELEMENTS];
+    const fp8core_device cpu = {FP8CORE_DEVICE_CPU, 0};
+    const fp8core_tensor gradient = fp8core_tensor_matrix(gradients, FP8CORE_FP32, 1, ELEMENTS, cpu);
+    fp8optim_adamw_options options = fp8optim_adamw_options_of(cases[i].preset);
+    fp8optim_parameter parameter = fp8optim_parameter_create("x", 1, ELEMENTS);
+    fp8optim_group group = fp8optim_group_default();
+    fp8optim_adamw *optimizer;
+    options.exp_avg_dtype = cases[i].exp_avg;
+    parameter.with_weight = 1;
+    parameter.weight_dtype = FP8CORE_FP32;
+    parameter.weight = weights;
+    group.beta1 = cases[i].beta1;
+    group.beta2 = cases[i].beta2;
+    group.weight_decay = 0.0;
+    random_state = 4;
+    check(fp8optim_adamw_create(&optimizer, context, &options, 1, &parameter, 1, &group));
+    printf("%-5s exp_avg %-5s beta1 %-5g beta2 %-5g", fp8optim_preset_name(cases[i].preset),
+           fp8core_dtype_name(cases[i].exp_avg), cases[i].beta1, cases[i].beta2);
+    for (int round = 0; round < ROUNDS; round++) {
+      float before[ELEMENTS];
+      double farthest = 0.0;
+      for (int step = 0; step < ROUND; step++) {
+        if (step == 0 || (round == 0 && step == 100)) memcpy(before, weights, sizeof(before));
+        for (int j = 0; j < ELEMENTS; j++)
+          gradients[j] = j >= ELEMENTS / 2 && round * ROUND + step >= 100 ? 0.0f : (float)(1.0 + 0.1 * normal());
+        check(fp8optim_adamw_step(optimizer, &gradient, NULL, NULL));
+      }
+      for (int j = ELEMENTS / 2; j < ELEMENTS; j++)
+        farthest = fmax(farthest, fabs((double)weights[j] - (double)before[j]));
+      printf(" %10.3g", farthest / group.learning_rate);
+    }
+    printf("\n");
+    fp8optim_adamw_destroy(&optimizer);
+  }
+}
+
 int main(int argc, char **argv) {
   const int steps = argc > 1 ? atoi(argv[1]) : 10000;
   static problem logistic;
@@ -648,6 +702,7 @@ int main(int argc, char **argv) {
   compare_scales(&network, context, FP8OPTIM_PRESET_FP8);
   compare_scales(&network, context, FP8OPTIM_PRESET_FP8_EXP_AVG_SQ);
   right = small_updates(context) && right;
+  ceased_gradients(context);
   fp8core_context_destroy(&context);
   return right ? 0 : 1;
 }
