@@ -2,7 +2,7 @@
 // kernel gives the bits of fp8optim_update_element(). docs/numerics.md states the same rules in words, with their
 // sources.
 //
-// Products and sums round separately: no fused operation, so that all tiers agree.
+// Operations round separately but for the fused multiply-adds that are written as such, so that all tiers agree.
 #ifndef FP8OPTIM_RULES_H
 #define FP8OPTIM_RULES_H
 
@@ -116,8 +116,8 @@ FP8CORE_RULE void fp8optim_begin_rule(fp8optim_progress *progress, double sum_sq
     progress->steps++;
 }
 
-// A power of two with one to three powers of head-room, kept as long as `bound` fits, so that storing an unchanged
-// value again gives the same bits.
+// A power of two that leaves a factor of 2 to 4 above `bound`, kept while that factor is 1 to 16, so that storing an
+// unchanged value again gives the same bits.
 FP8CORE_RULE float fp8optim_kept_scale(fp8core_dtype dtype, float bound, float scale) {
   if (dtype == FP8CORE_BF16 || dtype == FP8CORE_FP32) return 1.0f;
   if (!(bound > 0.0f)) return scale > 0.0f ? scale : 1.0f;
