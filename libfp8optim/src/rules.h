@@ -23,6 +23,12 @@
 #define FP8OPTIM_NORM_MAX 0x1p126
 #define FP8OPTIM_CLIPPED_NORM_MAX 0x1p63
 
+// A gradient below this share of exp_avg lets it shrink by nearly 1 - beta1, which is less than half a unit of many
+// 8-bit numbers: to nearest it would stay where it is for ever while exp_avg_sq falls, and move the weight by ever
+// more. Rounding toward zero every fourth step is enough, and a smaller bias than in every one.
+#define FP8OPTIM_SHRINK 0.25
+#define FP8OPTIM_SHRINK_STEPS 4
+
 // Rounding of bounds and of the arithmetic that they bound.
 #define FP8OPTIM_BOUND_SLACK (1.0 + 0x1p-18)
 
@@ -46,7 +52,7 @@ typedef struct fp8optim_tensor {
   int64_t chunks;
   float scale[FP8OPTIM_PARTS];
   float scale_inverse[FP8OPTIM_PARTS];
-  // Largest magnitudes of the stored values; of the master, before it was rounded.
+  // Largest magnitudes, rounded to nearest in their formats: of the stored values, or of what they would be.
   float amax[FP8OPTIM_STATES];
   // Of the step in progress.
   float next_scale[FP8OPTIM_PARTS];
@@ -76,6 +82,8 @@ typedef struct fp8optim_progress {
 typedef struct fp8optim_constants {
   float exp_avg_keep;
   float exp_avg_gradient;
+  // An exp_avg of 8 bits whose gradient's term is below this times the stored value rounds toward zero.
+  float exp_avg_shrink;
   float exp_avg_sq_keep;
   float exp_avg_sq_gradient;
   float eps;
@@ -147,6 +155,8 @@ typedef struct fp8optim_group_step {
   double step_size;
   double root_correction2;
   double eps;
+  // Of exp_avg, below which a gradient lets it round toward zero; 0 in most steps.
+  double shrink;
 } fp8optim_group_step;
 
 // `steps` counts the step in progress.
@@ -162,6 +172,7 @@ FP8CORE_RULE fp8optim_group_step fp8optim_group_rule(const fp8optim_group *group
   step.step_size = group->learning_rate / correction1;
   step.root_correction2 = sqrt(correction2);
   step.eps = group->eps;
+  step.shrink = steps % FP8OPTIM_SHRINK_STEPS == 0 ? (1.0 - group->beta1) * FP8OPTIM_SHRINK : 0.0;
   return step;
 }
 
@@ -219,6 +230,8 @@ FP8CORE_RULE void fp8optim_plan_rule(fp8optim_tensor *tensor, const fp8optim_gro
   constants->exp_avg_keep =
     fp8optim_constant(step->beta1 * (double)exp_avg_scale * (double)tensor->scale_inverse[FP8OPTIM_EXP_AVG]);
   constants->exp_avg_gradient = fp8optim_constant((1.0 - step->beta1) * factor * (double)exp_avg_scale);
+  constants->exp_avg_shrink =
+    fp8optim_constant(step->shrink * (double)exp_avg_scale * (double)tensor->scale_inverse[FP8OPTIM_EXP_AVG]);
   constants->exp_avg_sq_keep =
     fp8optim_constant(step->beta2 * (double)exp_avg_sq_scale * (double)tensor->scale_inverse[FP8OPTIM_EXP_AVG_SQ]);
   constants->exp_avg_sq_gradient = fp8optim_constant(sqrt(1.0 - step->beta2) * factor * root_scale);
@@ -291,7 +304,7 @@ FP8CORE_RULE float fp8optim_load(fp8core_dtype dtype, const void *data, int64_t 
   return fp8core_bits_float(fp8core_decode_bits(dtype, fp8optim_load_code(dtype, data, index)));
 }
 
-// The code of a scaled value: saturating, sign of zero kept.
+// The code of a scaled value: saturating, sign of zero kept. Stochastic with the largest draw is toward zero.
 FP8CORE_RULE uint32_t fp8optim_code(fp8core_dtype dtype, float scaled, int stochastic, uint32_t draw) {
   const uint32_t bits = fp8core_float_bits(scaled);
   const uint32_t magnitude = bits & FP8CORE_F32_MAGNITUDE;
@@ -299,6 +312,11 @@ FP8CORE_RULE uint32_t fp8optim_code(fp8core_dtype dtype, float scaled, int stoch
   const int saturate = dtype != FP8CORE_FP32 && dtype != FP8CORE_BF16;
   return sign | (stochastic ? fp8core_encode_stochastic(dtype, magnitude, saturate, draw)
                             : fp8core_encode_nearest(dtype, magnitude, saturate));
+}
+
+// Whether an exp_avg rounds toward zero: see FP8OPTIM_SHRINK.
+FP8CORE_RULE int fp8optim_shrinks(fp8core_dtype dtype, float gradient_term, float stored, float exp_avg_shrink) {
+  return fp8core_format_of(dtype).bits == 8 && fabsf(gradient_term) < fabsf(stored * exp_avg_shrink);
 }
 
 FP8CORE_RULE void fp8optim_raise(uint32_t *maximum, float scaled) {
@@ -345,7 +363,9 @@ FP8CORE_RULE void fp8optim_update_element(const fp8core_dtype dtype[FP8OPTIM_PAR
   const float m_old = fp8optim_load(dtype[FP8OPTIM_EXP_AVG], data[FP8OPTIM_EXP_AVG], index);
   const float v_old = fp8optim_load(dtype[FP8OPTIM_EXP_AVG_SQ], data[FP8OPTIM_EXP_AVG_SQ], index);
   const float w_old = fp8optim_load(dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], index);
-  const float m = fmaf(m_old, constants->exp_avg_keep, g * constants->exp_avg_gradient);
+  const float m_gradient = g * constants->exp_avg_gradient;
+  const float m = fmaf(m_old, constants->exp_avg_keep, m_gradient);
+  const int m_shrinks = fp8optim_shrinks(dtype[FP8OPTIM_EXP_AVG], m_gradient, m_old, constants->exp_avg_shrink);
   const float root_part = g * constants->exp_avg_sq_gradient;
   const float v =
     fp8optim_positive(dtype[FP8OPTIM_EXP_AVG_SQ], fmaf(v_old, constants->exp_avg_sq_keep, root_part * root_part));
@@ -355,7 +375,7 @@ FP8CORE_RULE void fp8optim_update_element(const fp8core_dtype dtype[FP8OPTIM_PAR
   fp8optim_raise(&scaled_amax[FP8OPTIM_MASTER], w);
   const uint32_t w_code = fp8optim_code(dtype[FP8OPTIM_MASTER], w, stochastic, draw);
   fp8optim_store_code(dtype[FP8OPTIM_EXP_AVG], data[FP8OPTIM_EXP_AVG], index,
-                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG], m, 0, 0));
+                      fp8optim_code(dtype[FP8OPTIM_EXP_AVG], m, m_shrinks, UINT32_MAX));
   fp8optim_store_code(dtype[FP8OPTIM_EXP_AVG_SQ], data[FP8OPTIM_EXP_AVG_SQ], index,
                       fp8optim_code(dtype[FP8OPTIM_EXP_AVG_SQ], v, 0, 0));
   fp8optim_store_code(dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], index, w_code);

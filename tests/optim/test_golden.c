@@ -49,6 +49,11 @@ static double nearest(grid g, double value) {
   return fabs(rounded) > g.max ? copysign(g.max, value) : rounded;
 }
 
+static double toward_zero(grid g, double value) {
+  const double unit = spacing(g, value);
+  return trunc(value / unit) * unit;
+}
+
 static double largest(const double *values) {
   double found = 0.0;
   for (int i = 0; i < ELEMENTS; i++) found = fmax(found, fabs(values[i]));
@@ -60,6 +65,8 @@ typedef struct reference {
   fp8optim_group group;
   double states[3][ELEMENTS];
   double scales[3];
+  // The largest first moment, rounded to nearest whether or not it was stored so.
+  double exp_avg_amax;
 } reference;
 
 // A moment's scale fills the format with the bound on its largest magnitude; a master's is a power of two with room.
@@ -84,7 +91,7 @@ static void advance(reference *r, const double *gradient, int step, const float 
   double *m = r->states[FP8OPTIM_EXP_AVG];
   double *v = r->states[FP8OPTIM_EXP_AVG_SQ];
   const double g_max = largest(gradient);
-  const double m_bound = h->beta1 * largest(m) + (1.0 - h->beta1) * g_max;
+  const double m_bound = h->beta1 * r->exp_avg_amax + (1.0 - h->beta1) * g_max;
   const double v_bound = h->beta2 * largest(v) + (1.0 - h->beta2) * g_max * g_max;
   // An update is at most a few learning rates; the scale has more room than that.
   const double w_bound = largest(w) + 4.0 * h->learning_rate;
@@ -95,16 +102,21 @@ static void advance(reference *r, const double *gradient, int step, const float 
   const double correction1 = 1.0 - pow(h->beta1, step);
   const double correction2 = 1.0 - pow(h->beta2, step);
   const double least = ldexp(1.0, exp_avg_sq.min_exponent - exp_avg_sq.mantissa_bits) / s_v;
+  double first_amax = 0.0;
   for (int i = 0; i < ELEMENTS; i++) {
     const double first = h->beta1 * m[i] + (1.0 - h->beta1) * gradient[i];
+    first_amax = fmax(first_amax, fabs(first));
     double second = h->beta2 * v[i] + (1.0 - h->beta2) * gradient[i] * gradient[i];
     if (second > 0.0 && second < least) second = least;
     const double update = first / correction1 / (sqrt(second / correction2) + h->eps);
     const double changed = w[i] * (1.0 - h->learning_rate * h->weight_decay) - h->learning_rate * update;
-    m[i] = nearest(exp_avg, first * s_m) / s_m;
+    // A first moment of 8 bits that its gradient lets shrink rounds toward zero every fourth step.
+    const int shrinks = exp_avg.mantissa_bits <= 3 && step % 4 == 0 && fabs(gradient[i]) < 0.25 * fabs(m[i]);
+    m[i] = (shrinks ? toward_zero(exp_avg, first * s_m) : nearest(exp_avg, first * s_m)) / s_m;
     v[i] = nearest(exp_avg_sq, second * s_v) / s_v;
     w[i] = nearest(master, changed * s_w) / s_w;
   }
+  r->exp_avg_amax = nearest(exp_avg, first_amax * s_m) / s_m;
   r->scales[FP8OPTIM_MASTER] = s_w;
   r->scales[FP8OPTIM_EXP_AVG] = s_m;
   r->scales[FP8OPTIM_EXP_AVG_SQ] = s_v;
@@ -162,7 +174,7 @@ static void check_scales(const reference *own, const reference *before, const do
   const double g_max = largest(gradient);
   const double bounds[3] = {
     largest(before->states[0]),
-    h->beta1 * largest(before->states[1]) + (1.0 - h->beta1) * g_max,
+    h->beta1 * before->exp_avg_amax + (1.0 - h->beta1) * g_max,
     h->beta2 * largest(before->states[2]) + (1.0 - h->beta2) * g_max * g_max,
   };
   const fp8core_dtype dtypes[3] = {own->options.master_dtype, own->options.exp_avg_dtype,

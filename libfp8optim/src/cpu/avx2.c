@@ -83,15 +83,22 @@ V void v_load_block(fp8core_dtype dtype, const unsigned char *data, v_float valu
 }
 
 // Codes without the sign, of magnitudes that are in range; see avx512.c.
-V __m256i encode_8(fp8core_dtype dtype, __m256i magnitude) {
+V __m256i encode_8(fp8core_dtype dtype, __m256i magnitude, const __m256 *toward_zero) {
   const fp8core_format format = fp8core_format_of(dtype);
   const int shift = 23 - format.mantissa_bits;
   const __m256i least = splat_bits((uint32_t)(format.min_exponent + 127) << 23);
   const __m256i exponent = _mm256_max_epi32(_mm256_and_si256(magnitude, splat_bits(FP8CORE_F32_INFINITY)), least);
-  const __m256i addend = _mm256_add_epi32(exponent, splat_bits((uint32_t)shift << 23));
-  const __m256i sum = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(addend)));
-  return _mm256_and_si256(_mm256_add_epi32(sum, _mm256_srli_epi32(_mm256_sub_epi32(exponent, least), shift)),
-                          splat_bits(0x7f));
+  const __m256 addend = _mm256_castsi256_ps(_mm256_add_epi32(exponent, splat_bits((uint32_t)shift << 23)));
+  const __m256 value = _mm256_castsi256_ps(magnitude);
+  const __m256 sum = _mm256_add_ps(value, addend);
+  __m256i code =
+    _mm256_add_epi32(_mm256_castps_si256(sum), _mm256_srli_epi32(_mm256_sub_epi32(exponent, least), shift));
+  if (toward_zero) {
+    // The difference is exact: what the value was rounded to.
+    const __m256 up = _mm256_cmp_ps(_mm256_sub_ps(sum, addend), value, _CMP_GT_OQ);
+    code = _mm256_add_epi32(code, _mm256_castps_si256(_mm256_and_ps(up, *toward_zero)));
+  }
+  return _mm256_and_si256(code, splat_bits(0x7f));
 }
 
 V __m256i clamped(fp8core_dtype dtype, v_float value) {
@@ -121,7 +128,7 @@ V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value, int boun
   switch (dtype) {
   case FP8CORE_E4M3:
   case FP8CORE_E5M2:
-    store_8(data, value, encode_8(dtype, bounded ? magnitude_of(value) : clamped(dtype, value)));
+    store_8(data, value, encode_8(dtype, bounded ? magnitude_of(value) : clamped(dtype, value), NULL));
     return;
   case FP8CORE_BF16: store_16(data, value, nearest_bf16(magnitude_of(value))); return;
   case FP8CORE_FP16: {
@@ -159,6 +166,18 @@ V uint32_t v_largest_code(v_codes largest) {
 V __m256i below(__m256i one, __m256i other) {
   const __m256i flip = splat_bits(FP8CORE_F32_SIGN);
   return _mm256_cmpgt_epi32(_mm256_xor_si256(other, flip), _mm256_xor_si256(one, flip));
+}
+
+typedef __m256 v_mask;
+
+V v_mask v_smaller(v_float a, v_float b) {
+  const __m256 sign = _mm256_castsi256_ps(splat_bits(FP8CORE_F32_SIGN));
+  return _mm256_cmp_ps(_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b), _CMP_LT_OQ);
+}
+V void v_store_8(fp8core_dtype dtype, unsigned char *data, const v_float *value, const v_mask *toward_zero,
+                 int vectors) {
+  for (int i = 0; i < vectors; i++)
+    store_8(data + i * LANES, value[i], encode_8(dtype, magnitude_of(value[i]), &toward_zero[i]));
 }
 
 // fp8core_encode_stochastic() of a magnitude within the range of the format.

@@ -111,15 +111,19 @@ V uint32_t v_largest_code(v_codes largest) {
 // half of the sum holds its exponent, and one product of halves puts both together. The addend carries what takes off
 // the exponent's bias: an even number of units, so that ties stay where they are.
 V int code_shift(fp8core_dtype dtype) { return 7 - fp8core_format_of(dtype).mantissa_bits; }
-V __m512i encode_8(fp8core_dtype dtype, __m512i magnitude) {
+V __m512i encode_8(fp8core_dtype dtype, __m512i magnitude, const __mmask16 *toward_zero) {
   const fp8core_format format = fp8core_format_of(dtype);
   const uint32_t shift = (uint32_t)(23 - format.mantissa_bits);
   const uint32_t unbias = 0x10000 - (((uint32_t)(format.min_exponent + 127) + shift) << format.mantissa_bits);
   const __m512i exponent = _mm512_max_epi32(_mm512_and_si512(magnitude, splat_bits(FP8CORE_F32_INFINITY)),
                                             splat_bits((uint32_t)(format.min_exponent + 127) << 23));
-  const __m512 sum =
-    _mm512_fmadd_ps(_mm512_castsi512_ps(exponent), _mm512_castsi512_ps(splat_bits((127 + shift) << 23 | unbias)),
-                    _mm512_castsi512_ps(magnitude));
+  const __m512 power = _mm512_castsi512_ps(exponent);
+  const __m512 addend = _mm512_castsi512_ps(splat_bits((127 + shift) << 23 | unbias));
+  const __m512 value = _mm512_castsi512_ps(magnitude);
+  __m512 sum = _mm512_fmadd_ps(power, addend, value);
+  if (toward_zero)
+    sum = _mm512_mask_mov_ps(sum, *toward_zero,
+                             _mm512_fmadd_round_ps(power, addend, value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
   return _mm512_madd_epi16(_mm512_castps_si512(sum),
                            splat_bits(UINT32_C(1) << 16 | UINT32_C(1) << (7 - fp8core_format_of(dtype).mantissa_bits)));
 }
@@ -143,13 +147,15 @@ V __m512i words(__m512i first, __m512i second, int odd) {
 }
 
 // Four vectors as 64 bytes.
-V void store_block_8(fp8core_dtype dtype, unsigned char *data, const v_float value[BLOCK_VECTORS], int bounded) {
+V void store_block_8(fp8core_dtype dtype, unsigned char *data, const v_float value[BLOCK_VECTORS], int bounded,
+                     const __mmask16 *toward_zero) {
   __m512i code[BLOCK_VECTORS];
   __m512i code_words[2];
   __m512i value_words[2];
 #pragma GCC unroll 4
   for (int i = 0; i < BLOCK_VECTORS; i++)
-    code[i] = encode_8(dtype, bounded ? magnitude_of(value[i]) : clamped(dtype, value[i]));
+    code[i] = encode_8(dtype, bounded ? magnitude_of(value[i]) : clamped(dtype, value[i]),
+                       toward_zero ? toward_zero + i : NULL);
   for (int i = 0; i < 2; i++) {
     const __m512i shifted = words(code[2 * i], code[2 * i + 1], 0);
     // Compilers disagree on the type of the count; a literal suits all.
@@ -174,7 +180,7 @@ V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value, int boun
   case FP8CORE_E4M3:
   case FP8CORE_E5M2:
     store_8(data, value,
-            _mm512_srli_epi32(encode_8(dtype, bounded ? magnitude_of(value) : clamped(dtype, value)),
+            _mm512_srli_epi32(encode_8(dtype, bounded ? magnitude_of(value) : clamped(dtype, value), NULL),
                               (unsigned)code_shift(dtype)));
     return;
   case FP8CORE_BF16: {
@@ -196,12 +202,24 @@ V void v_store(fp8core_dtype dtype, unsigned char *data, v_float value, int boun
 }
 V void v_store_block(fp8core_dtype dtype, unsigned char *data, const v_float value[BLOCK_VECTORS], int bounded) {
   if (dtype == FP8CORE_E4M3 || dtype == FP8CORE_E5M2) {
-    store_block_8(dtype, data, value, bounded);
+    store_block_8(dtype, data, value, bounded, NULL);
     return;
   }
   const int64_t bytes = LANES * fp8core_format_of(dtype).bits / 8;
 #pragma GCC unroll 4
   for (int i = 0; i < BLOCK_VECTORS; i++) v_store(dtype, data + i * bytes, value[i], bounded);
+}
+
+typedef __mmask16 v_mask;
+
+V v_mask v_smaller(v_float a, v_float b) { return _mm512_cmp_ps_mask(_mm512_abs_ps(a), _mm512_abs_ps(b), _CMP_LT_OQ); }
+V void v_store_8(fp8core_dtype dtype, unsigned char *data, const v_float *value, const v_mask *toward_zero,
+                 int vectors) {
+  if (vectors == BLOCK_VECTORS)
+    store_block_8(dtype, data, value, 1, toward_zero);
+  else
+    store_8(data, value[0],
+            _mm512_srli_epi32(encode_8(dtype, magnitude_of(value[0]), toward_zero), (unsigned)code_shift(dtype)));
 }
 
 // fp8core_encode_stochastic() of a magnitude within the range of the format.

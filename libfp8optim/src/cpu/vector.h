@@ -6,6 +6,9 @@
 //   v_store(dtype, data, scaled, bounded), v_store_stochastic(dtype, data, scaled, draws): fp8optim_code() of the
 //   values;
 //     bounded: none exceeds the format's maximum. v_store_block(dtype, data, scaled, bounded): of BLOCK_VECTORS vectors
+//   v_mask, v_smaller(a, b): where |a| < |b|; v_store_8(dtype, data, scaled, masks, vectors): bounded 8-bit codes of
+//   that
+//     many vectors, toward zero where the mask is set
 //   v_fma(a, b, c): a * b + c
 //   v_positive(scaled, least): scaled, or least where it is smaller and positive
 //   v_zero_bits(), v_raise(bits, value), v_largest(bits): the largest magnitude as FP32 bits; v_raise_positive(bits,
@@ -34,6 +37,7 @@ INLINE int64_t v_bytes(fp8core_dtype dtype) { return fp8core_format_of(dtype).bi
 typedef struct update_constants {
   v_float exp_avg_keep;
   v_float exp_avg_gradient;
+  v_float exp_avg_shrink;
   v_float exp_avg_sq_keep;
   v_float exp_avg_sq_gradient;
   v_float eps;
@@ -58,7 +62,7 @@ INLINE void v_store_vectors(fp8core_dtype dtype, unsigned char *data, const v_fl
 }
 
 INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core_dtype gradient_dtype, int with_weight,
-                              int stochastic, int vectors, const fp8optim_update_job *job,
+                              int stochastic, int shrinks, int vectors, const fp8optim_update_job *job,
                               const update_constants *constants, const update_pointers *at, uint64_t first_element,
                               v_bits largest[FP8OPTIM_STATES]) {
   unsigned char *const master = at->data[FP8OPTIM_MASTER];
@@ -68,6 +72,7 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
   v_float m[BLOCK_VECTORS];
   v_float v[BLOCK_VECTORS];
   v_float w[BLOCK_VECTORS];
+  v_mask m_shrinks[BLOCK_VECTORS] = {0};
   v_load_vectors(gradient_dtype, at->gradient, w, vectors);
   v_load_vectors(dtype[FP8OPTIM_EXP_AVG], exp_avg, m, vectors);
   v_load_vectors(dtype[FP8OPTIM_EXP_AVG_SQ], exp_avg_sq, v, vectors);
@@ -75,7 +80,9 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
   for (int i = 0; i < vectors; i++) {
     const v_float g = w[i];
     const v_float root_part = g * constants->exp_avg_sq_gradient;
-    m[i] = v_fma(m[i], constants->exp_avg_keep, g * constants->exp_avg_gradient);
+    const v_float m_gradient = g * constants->exp_avg_gradient;
+    if (shrinks) m_shrinks[i] = v_smaller(m_gradient, m[i] * constants->exp_avg_shrink);
+    m[i] = v_fma(m[i], constants->exp_avg_keep, m_gradient);
     v[i] = v_fma(v[i], constants->exp_avg_sq_keep, root_part * root_part);
     if (dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32) v[i] = v_positive(v[i], constants->least_exp_avg_sq);
   }
@@ -88,7 +95,10 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
     v_raise_positive(&largest[FP8OPTIM_EXP_AVG_SQ], v[i]);
   }
   // Within the bounds from which their scales were chosen.
-  v_store_vectors(dtype[FP8OPTIM_EXP_AVG], exp_avg, m, vectors, 1);
+  if (shrinks)
+    v_store_8(dtype[FP8OPTIM_EXP_AVG], exp_avg, m, m_shrinks, vectors);
+  else
+    v_store_vectors(dtype[FP8OPTIM_EXP_AVG], exp_avg, m, vectors, 1);
   v_store_vectors(dtype[FP8OPTIM_EXP_AVG_SQ], exp_avg_sq, v, vectors, 1);
 #pragma GCC unroll 4
   for (int i = 0; i < vectors; i++) {
@@ -117,7 +127,7 @@ INLINE void advance(update_pointers *at, const fp8core_dtype dtype[FP8OPTIM_PART
 }
 
 INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtype exp_avg_sq,
-                       fp8core_dtype gradient_dtype, fp8core_dtype weight, int with_weight, int stochastic,
+                       fp8core_dtype gradient_dtype, fp8core_dtype weight, int with_weight, int stochastic, int shrinks,
                        const fp8optim_update_job *job, const void *gradient, void *const data[FP8OPTIM_PARTS],
                        uint64_t first_element, int64_t elements, uint32_t scaled_amax[FP8OPTIM_STATES]) {
   const fp8core_dtype dtype[FP8OPTIM_PARTS] = {master, exp_avg, exp_avg_sq, weight};
@@ -129,6 +139,7 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
   for (int state = 0; state < FP8OPTIM_STATES; state++) largest[state] = v_zero_bits();
   constants.exp_avg_keep = v_splat(job->constants.exp_avg_keep * v_load_factor(exp_avg));
   constants.exp_avg_gradient = v_splat(job->constants.exp_avg_gradient * v_load_factor(gradient_dtype));
+  constants.exp_avg_shrink = v_splat(job->constants.exp_avg_shrink * v_load_factor(exp_avg));
   constants.exp_avg_sq_keep = v_splat(job->constants.exp_avg_sq_keep * v_load_factor(exp_avg_sq));
   constants.exp_avg_sq_gradient = v_splat(job->constants.exp_avg_sq_gradient * v_load_factor(gradient_dtype));
   constants.eps = v_splat(job->constants.eps);
@@ -139,12 +150,12 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
   at.gradient = gradient;
   int64_t i = 0;
   for (; i + BLOCK_VECTORS * LANES <= elements; i += BLOCK_VECTORS * LANES) {
-    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, BLOCK_VECTORS, job, &constants, &at,
+    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, shrinks, BLOCK_VECTORS, job, &constants, &at,
                       first_element + (uint64_t)i, largest);
     advance(&at, dtype, gradient_dtype, parts, BLOCK_VECTORS);
   }
   for (; i + LANES <= elements; i += LANES) {
-    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, 1, job, &constants, &at,
+    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, shrinks, 1, job, &constants, &at,
                       first_element + (uint64_t)i, largest);
     advance(&at, dtype, gradient_dtype, parts, 1);
   }
@@ -156,7 +167,7 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
     memcpy(padded[FP8OPTIM_PARTS], at.gradient, rest * (size_t)v_bytes(gradient_dtype));
     for (int state = 0; state < FP8OPTIM_STATES; state++)
       memcpy(padded[state], at.data[state], rest * (size_t)v_bytes(dtype[state]));
-    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, 1, job, &constants, &copy,
+    update_vectors_at(dtype, gradient_dtype, with_weight, stochastic, shrinks, 1, job, &constants, &copy,
                       first_element + (uint64_t)i, largest);
     for (int part = 0; part < parts; part++) memcpy(at.data[part], padded[part], rest * (size_t)v_bytes(dtype[part]));
   }
@@ -173,8 +184,9 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
 // Any formats, looked up for each vector.
 static __attribute__((noinline)) void update_any(UPDATE_ARGUMENTS) {
   update_run(job->dtype[FP8OPTIM_MASTER], job->dtype[FP8OPTIM_EXP_AVG], job->dtype[FP8OPTIM_EXP_AVG_SQ],
-             job->gradient_dtype, job->dtype[FP8OPTIM_WEIGHT], data[FP8OPTIM_WEIGHT] != NULL, job->stochastic, job,
-             gradient, data, first_element, elements, scaled_amax);
+             job->gradient_dtype, job->dtype[FP8OPTIM_WEIGHT], data[FP8OPTIM_WEIGHT] != NULL, job->stochastic,
+             v_bytes(job->dtype[FP8OPTIM_EXP_AVG]) == 1 && job->constants.exp_avg_shrink != 0.0f, job, gradient, data,
+             first_element, elements, scaled_amax);
 }
 
 // The formats of the presets that models are trained with, with the gradients and weights that go with them, have
@@ -190,15 +202,24 @@ static __attribute__((noinline)) void update_any(UPDATE_ARGUMENTS) {
   X(FP32, FP32, FP32, BF16, BF16)                                                                                      \
   X(FP32, FP32, FP32, E4M3, E4M3)
 
+#define UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, with_weight, shrinks)                      \
+  update_run(FP8CORE_##master, FP8CORE_##exp_avg, FP8CORE_##exp_avg_sq, FP8CORE_##gradient_dtype, FP8CORE_##weight,    \
+             with_weight, 0, shrinks, job, gradient, data, first_element, elements, scaled_amax)
+
 #define UPDATE_FUNCTION(master, exp_avg, exp_avg_sq, gradient_dtype, weight)                                           \
   static __attribute__((noinline)) void update_##master##_##exp_avg##_##exp_avg_sq##_##gradient_dtype##_##weight(      \
     UPDATE_ARGUMENTS) {                                                                                                \
-    if (data[FP8OPTIM_WEIGHT])                                                                                         \
-      update_run(FP8CORE_##master, FP8CORE_##exp_avg, FP8CORE_##exp_avg_sq, FP8CORE_##gradient_dtype,                  \
-                 FP8CORE_##weight, 1, 0, job, gradient, data, first_element, elements, scaled_amax);                   \
-    else                                                                                                               \
-      update_run(FP8CORE_##master, FP8CORE_##exp_avg, FP8CORE_##exp_avg_sq, FP8CORE_##gradient_dtype,                  \
-                 FP8CORE_##weight, 0, 0, job, gradient, data, first_element, elements, scaled_amax);                   \
+    if (v_bytes(FP8CORE_##exp_avg) == 1 && job->constants.exp_avg_shrink != 0.0f) {                                    \
+      if (data[FP8OPTIM_WEIGHT])                                                                                       \
+        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 1, 1);                                     \
+      else                                                                                                             \
+        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 0, 1);                                     \
+    } else {                                                                                                           \
+      if (data[FP8OPTIM_WEIGHT])                                                                                       \
+        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 1, 0);                                     \
+      else                                                                                                             \
+        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 0, 0);                                     \
+    }                                                                                                                  \
   }
 UPDATE_CASES(UPDATE_FUNCTION)
 
