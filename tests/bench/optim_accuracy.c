@@ -1,7 +1,7 @@
 // What the formats of the optimizer's states cost: the loss that each preset reaches, the signal-to-noise ratio of each
 // state with the scale chosen before the pass and after it, and updates far below half a unit of the master's last
-// place. docs/results-optimizer.md has the tables. Fails unless preset fp8 ends within 1 % of the FP32 loss and small
-// updates add up with stochastic rounding. Usage: optim_accuracy [steps]
+// place. docs/results-optimizer.md has the tables. Fails unless preset fp8 ends within 1 % of the FP32 loss (2 % with
+// masters that round to nearest) and small updates add up with stochastic rounding. Usage: optim_accuracy [steps]
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -467,9 +467,11 @@ static int compare_presets(const problem *p, fp8core_context *context, int steps
     const configuration *c = &configurations[i];
     const double loss = train(p, context, c, steps, reference);
     if (i == 0) reference = loss;
+    // To nearest masters lose small updates: 0.5 to 1.3 % were seen.
+    const double allowed = c->stochastic ? 1.01 : 1.02;
     if (c->preset == FP8OPTIM_PRESET_FP8 && c->gradient_dtype == FP8CORE_E4M3 && c->weight_dtype == FP8CORE_FP32 &&
-        (c->stochastic || p->decades < 3.0) && !(loss <= 1.01 * reference)) {
-      printf("failed: %s is not within 1 %% of fp32\n", c->name);
+        !(loss <= allowed * reference)) {
+      printf("failed: %s is above %g times the loss of fp32\n", c->name, allowed);
       within = 0;
     }
   }
@@ -689,8 +691,6 @@ int main(int argc, char **argv) {
   check(fp8core_context_create(&context, &options));
   make_network(&network);
   int right = 1;
-  // Over three decades nearest rounding of the masters is not within 1 %: the weights of the smallest features are so
-  // large that updates are below half a unit of their last place.
   for (int decades = 2; decades <= 3; decades++) {
     make_logistic(&logistic, (double)decades);
     right = compare_presets(&logistic, context, steps) && right;

@@ -343,7 +343,7 @@ static void check_update(update_case *c) {
 }
 
 static update_case case_of(const char *what, const fp8core_dtype dtype[BUFFERS], int with_weight) {
-  static const uint64_t firsts[] = {0, 1, 16384, UINT64_C(0x3ffffffff), UINT64_C(0x4000000000000001)};
+  static const uint64_t firsts[] = {0, 4, 16384, UINT64_C(0x3fffffffc), UINT64_C(0x4000000000000004)};
   update_case c;
   memset(&c, 0, sizeof(c));
   c.what = what;

@@ -6,6 +6,7 @@
 
 #include "cast.h"
 #include "cast_table.h"
+#include "draw_avx512.h"
 #include "numerics.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -22,8 +23,8 @@ typedef struct cast_constants {
   __m512i overflow;
   __m512i nan;
   __m512i max_value;
-  // Both keys of each of the generator's rounds; only for stochastic rounding.
-  __m512i keys[10][2];
+  // Only for stochastic rounding.
+  fp8core_draw_keys keys;
 } cast_constants;
 
 typedef struct cast_sums {
@@ -64,53 +65,6 @@ ALWAYS_INLINE __m512 load16(fp8core_dtype dtype, const unsigned char *source, __
 
 // What load16() leaves out of the value.
 ALWAYS_INLINE float load_factor(fp8core_dtype dtype) { return dtype == FP8CORE_E4M3 ? 256.0f : 1.0f; }
-
-// The draws of 64 elements from `block` on, sixteen blocks of the generator. In lanes of 64 bits, of which the
-// multiplication reads the lower half only, so that the upper one may hold anything.
-ALWAYS_INLINE void draw64(const fp8core_cast_parameters *parameters, const __m512i keys[10][2], uint64_t block,
-                          __m512i draws[4]) {
-  // Position p of the output of unpack operations below holds generator block (p % 4) * 4 + p / 4.
-  const __m512i even_offsets = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-  const __m512i odd_offsets = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-  const __m512i multiplier0 = _mm512_set1_epi64(0xD2511F53);
-  const __m512i multiplier1 = _mm512_set1_epi64(0xCD9E8D57);
-  const __m512i first = _mm512_set1_epi64((long long)block);
-  __m512i a0 = _mm512_add_epi64(first, even_offsets);
-  __m512i b0 = _mm512_add_epi64(first, odd_offsets);
-  __m512i a1 = _mm512_srli_epi64(a0, 32);
-  __m512i b1 = _mm512_srli_epi64(b0, 32);
-  __m512i a2 = _mm512_set1_epi64(parameters->tensor_id);
-  __m512i b2 = a2;
-  __m512i a3 = _mm512_set1_epi64(parameters->step);
-  __m512i b3 = a3;
-  for (int round = 0; round < 10; round++) {
-    const __m512i a_product0 = _mm512_mul_epu32(a0, multiplier0);
-    const __m512i a_product1 = _mm512_mul_epu32(a2, multiplier1);
-    const __m512i b_product0 = _mm512_mul_epu32(b0, multiplier0);
-    const __m512i b_product1 = _mm512_mul_epu32(b2, multiplier1);
-    a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product1, 32), a1, keys[round][0], 0x96);
-    b0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product1, 32), b1, keys[round][0], 0x96);
-    a2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a_product0, 32), a3, keys[round][1], 0x96);
-    b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b_product0, 32), b3, keys[round][1], 0x96);
-    a1 = a_product1;
-    b1 = b_product1;
-    a3 = a_product0;
-    b3 = b_product0;
-  }
-  const __mmask16 odd = 0xaaaa;
-  const __m512i word0 = _mm512_mask_mov_epi32(a0, odd, _mm512_slli_epi64(b0, 32));
-  const __m512i word1 = _mm512_mask_mov_epi32(a1, odd, _mm512_slli_epi64(b1, 32));
-  const __m512i word2 = _mm512_mask_mov_epi32(a2, odd, _mm512_slli_epi64(b2, 32));
-  const __m512i word3 = _mm512_mask_mov_epi32(a3, odd, _mm512_slli_epi64(b3, 32));
-  const __m512i low01 = _mm512_unpacklo_epi32(word0, word1);
-  const __m512i high01 = _mm512_unpackhi_epi32(word0, word1);
-  const __m512i low23 = _mm512_unpacklo_epi32(word2, word3);
-  const __m512i high23 = _mm512_unpackhi_epi32(word2, word3);
-  draws[0] = _mm512_unpacklo_epi64(low01, low23);
-  draws[1] = _mm512_unpackhi_epi64(low01, low23);
-  draws[2] = _mm512_unpacklo_epi64(high01, high23);
-  draws[3] = _mm512_unpackhi_epi64(high01, high23);
-}
 
 // FP32 to BF16, in the low halves.
 ALWAYS_INLINE __m512i encode_bf16(__m512i bits) {
@@ -265,7 +219,7 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
 
   __m512i codes[4];
   __m512i draws[4];
-  if (stochastic) draw64(parameters, constants->keys, first_element / 4, draws);
+  if (stochastic) fp8core_draw64(&constants->keys, parameters->tensor_id, parameters->step, first_element / 4, draws);
   const int by_instruction = destination_dtype == FP8CORE_FP16 && !stochastic;
   const int to_bf16 = destination_dtype == FP8CORE_BF16 && !stochastic;
   for (int i = 0; i < 4; i++) {
@@ -395,10 +349,7 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
     .nan = splat(nan),
     .max_value = splat(format.max_value),
   };
-  for (uint32_t round = 0; round < 10 && stochastic; round++) {
-    constants.keys[round][0] = _mm512_set1_epi64((uint32_t)parameters->seed + round * UINT32_C(0x9E3779B9));
-    constants.keys[round][1] = _mm512_set1_epi64((uint32_t)(parameters->seed >> 32) + round * UINT32_C(0xBB67AE85));
-  }
+  if (stochastic) constants.keys = fp8core_draw_keys_of(parameters->seed);
   cast_sums sums = {_mm512_setzero_si512(), 0, 0, 0};
   const int streaming = parameters->streaming;
   const int64_t ahead = parameters->prefetch;

@@ -270,8 +270,8 @@ typedef struct fp8optim_step_report {
  * A positive exp_avg_sq never rounds to zero.
  *
  * Gradients with an infinity or a NaN anywhere, or too large (see fp8optim_step_report), skip the step whole: no state,
- * scale, amax or count changes but the number of skipped steps. With a learning rate of 0 masters and weights keep their
- * bits.
+ * scale, amax or count changes but the number of skipped steps. With a learning rate of 0 masters and weights keep
+ * their bits.
  *
  * \param gradients one tensor for each parameter in order, any format, contiguous or with a row stride, with
  *        scale_inverse as elsewhere; same shape as the parameter. amax is not used.

@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include "cpu/draw_avx2.h"
 #include "kernels.h"
 
 #define LANES 8
@@ -201,8 +202,7 @@ V __m256i encode_stochastic(fp8core_dtype dtype, __m256i magnitude, __m256i draw
   return _mm256_sub_epi32(lower, below(draw, fraction));
 }
 
-V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, const uint32_t draws[LANES]) {
-  const __m256i draw = _mm256_loadu_si256((const __m256i *)(const void *)draws);
+V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, __m256i draw) {
   switch (dtype) {
   case FP8CORE_E4M3:
   case FP8CORE_E5M2: store_8(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
@@ -218,6 +218,10 @@ V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float valu
   case FP8CORE_FP32: break;
   }
   _mm256_storeu_ps((float *)(void *)data, value);
+}
+
+V void v_draw(const fp8optim_update_job *job, uint64_t first_element, v_bits draws[BLOCK_VECTORS]) {
+  fp8core_draw32(job->seed, job->tensor_id, job->step, first_element / 4, draws);
 }
 
 #include "vector.h"

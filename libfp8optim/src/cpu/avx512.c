@@ -1,5 +1,6 @@
 #include <immintrin.h>
 
+#include "cpu/draw_avx512.h"
 #include "kernels.h"
 
 #define LANES 16
@@ -243,8 +244,7 @@ V __m512i encode_stochastic(fp8core_dtype dtype, __m512i magnitude, __m512i draw
   return _mm512_mask_add_epi32(lower, _mm512_cmplt_epu32_mask(draw, fraction), lower, splat_bits(1));
 }
 
-V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, const uint32_t draws[LANES]) {
-  const __m512i draw = _mm512_loadu_si512(draws);
+V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, __m512i draw) {
   switch (dtype) {
   case FP8CORE_E4M3:
   case FP8CORE_E5M2: store_8(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
@@ -262,6 +262,11 @@ V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float valu
   case FP8CORE_FP32: break;
   }
   _mm512_storeu_ps(data, value);
+}
+
+V void v_draw(const fp8optim_update_job *job, uint64_t first_element, v_bits draws[BLOCK_VECTORS]) {
+  const fp8core_draw_keys keys = fp8core_draw_keys_of(job->seed);
+  fp8core_draw64(&keys, job->tensor_id, job->step, first_element / 4, draws);
 }
 
 #include "vector.h"

@@ -17,8 +17,8 @@ typedef struct fp8optim_update_job {
 } fp8optim_update_job;
 
 typedef struct fp8optim_kernels {
-  // Updates contiguous elements. data[FP8OPTIM_WEIGHT] may be NULL. Element 0 has the index `first_element` in its
-  // tensor. Raises scaled_amax.
+  // Updates contiguous elements. data[FP8OPTIM_WEIGHT] may be NULL. Element 0 has the index `first_element`, a multiple
+  // of 4, in its tensor. Raises scaled_amax.
   void (*update)(const fp8optim_update_job *job, const void *gradient, void *const data[FP8OPTIM_PARTS],
                  uint64_t first_element, int64_t elements, uint32_t scaled_amax[FP8OPTIM_STATES]);
   // The sum of the squares of at most FP8OPTIM_CHUNK elements as they are stored: element i in lane i % FP8OPTIM_LANES

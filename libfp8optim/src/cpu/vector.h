@@ -13,6 +13,7 @@
 //   v_positive(scaled, least): scaled, or least where it is smaller and positive
 //   v_zero_bits(), v_raise(bits, value), v_largest(bits): the largest magnitude as FP32 bits; v_raise_positive(bits,
 //     value): of values without a sign
+//   v_draw(job, first_element, draws): the draws of BLOCK_VECTORS vectors from that element on, a multiple of 4
 //   v_codes, v_no_codes(), v_raise_codes(codes, data), v_largest_code(codes): the largest of FP8OPTIM_LANES 8-bit
 //   codes,
 //     without their signs
@@ -105,12 +106,13 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
     const v_float w_old = v_load_finite(dtype[FP8OPTIM_MASTER], master + i * master_bytes);
     w[i] = v_fma(constants->minus_master_change, w[i], w_old * constants->master_keep);
     v_raise(&largest[FP8OPTIM_MASTER], w[i]);
-    if (stochastic) {
-      uint32_t draws[LANES];
-      for (int lane = 0; lane < LANES; lane++)
-        draws[lane] = fp8core_draw(job->seed, job->tensor_id, job->step, first_element + (uint64_t)(i * LANES + lane));
-      v_store_stochastic(dtype[FP8OPTIM_MASTER], master + i * master_bytes, w[i], draws);
-    }
+  }
+  if (stochastic) {
+    v_bits draws[BLOCK_VECTORS];
+    v_draw(job, first_element, draws);
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++)
+      v_store_stochastic(dtype[FP8OPTIM_MASTER], master + i * master_bytes, w[i], draws[i]);
   }
   if (!stochastic) v_store_vectors(dtype[FP8OPTIM_MASTER], master, w, vectors, 0);
   if (!with_weight) return;
@@ -202,24 +204,30 @@ static __attribute__((noinline)) void update_any(UPDATE_ARGUMENTS) {
   X(FP32, FP32, FP32, BF16, BF16)                                                                                      \
   X(FP32, FP32, FP32, E4M3, E4M3)
 
-#define UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, with_weight, shrinks)                      \
-  update_run(FP8CORE_##master, FP8CORE_##exp_avg, FP8CORE_##exp_avg_sq, FP8CORE_##gradient_dtype, FP8CORE_##weight,    \
-             with_weight, 0, shrinks, job, gradient, data, first_element, elements, scaled_amax)
+#define UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, stochastic, shrinks)                       \
+  do {                                                                                                                 \
+    if (data[FP8OPTIM_WEIGHT])                                                                                         \
+      update_run(FP8CORE_##master, FP8CORE_##exp_avg, FP8CORE_##exp_avg_sq, FP8CORE_##gradient_dtype,                  \
+                 FP8CORE_##weight, 1, stochastic, shrinks, job, gradient, data, first_element, elements, scaled_amax); \
+    else                                                                                                               \
+      update_run(FP8CORE_##master, FP8CORE_##exp_avg, FP8CORE_##exp_avg_sq, FP8CORE_##gradient_dtype,                  \
+                 FP8CORE_##weight, 0, stochastic, shrinks, job, gradient, data, first_element, elements, scaled_amax); \
+  } while (0)
 
+// An FP32 master neither rounds nor has an exp_avg that shrinks by a rule of its own.
 #define UPDATE_FUNCTION(master, exp_avg, exp_avg_sq, gradient_dtype, weight)                                           \
   static __attribute__((noinline)) void update_##master##_##exp_avg##_##exp_avg_sq##_##gradient_dtype##_##weight(      \
     UPDATE_ARGUMENTS) {                                                                                                \
-    if (v_bytes(FP8CORE_##exp_avg) == 1 && job->constants.exp_avg_shrink != 0.0f) {                                    \
-      if (data[FP8OPTIM_WEIGHT])                                                                                       \
-        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 1, 1);                                     \
-      else                                                                                                             \
-        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 0, 1);                                     \
-    } else {                                                                                                           \
-      if (data[FP8OPTIM_WEIGHT])                                                                                       \
-        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 1, 0);                                     \
-      else                                                                                                             \
-        UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 0, 0);                                     \
-    }                                                                                                                  \
+    const int shrinks = v_bytes(FP8CORE_##exp_avg) == 1 && job->constants.exp_avg_shrink != 0.0f;                      \
+    const int stochastic = FP8CORE_##master != FP8CORE_FP32 && job->stochastic;                                        \
+    if (stochastic && shrinks)                                                                                         \
+      UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 1, 1);                                       \
+    else if (stochastic)                                                                                               \
+      UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 1, 0);                                       \
+    else if (shrinks)                                                                                                  \
+      UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 0, 1);                                       \
+    else                                                                                                               \
+      UPDATE_VARIANT(master, exp_avg, exp_avg_sq, gradient_dtype, weight, 0, 0);                                       \
   }
 UPDATE_CASES(UPDATE_FUNCTION)
 
@@ -227,7 +235,7 @@ static void update(UPDATE_ARGUMENTS) {
 #define UPDATE_CHOICE(master, exp_avg, exp_avg_sq, gradient_format, weight)                                            \
   if (job->dtype[FP8OPTIM_MASTER] == FP8CORE_##master && job->dtype[FP8OPTIM_EXP_AVG] == FP8CORE_##exp_avg &&          \
       job->dtype[FP8OPTIM_EXP_AVG_SQ] == FP8CORE_##exp_avg_sq && job->gradient_dtype == FP8CORE_##gradient_format &&   \
-      (!data[FP8OPTIM_WEIGHT] || job->dtype[FP8OPTIM_WEIGHT] == FP8CORE_##weight) && !job->stochastic) {               \
+      (!data[FP8OPTIM_WEIGHT] || job->dtype[FP8OPTIM_WEIGHT] == FP8CORE_##weight)) {                                   \
     update_##master##_##exp_avg##_##exp_avg_sq##_##gradient_format##_##weight(job, gradient, data, first_element,      \
                                                                               elements, scaled_amax);                  \
     return;                                                                                                            \
