@@ -284,20 +284,42 @@ FP8CORE_RULE void fp8optim_weight_scale_rule(fp8optim_tensor *tensor) {
   tensor->scale_inverse[FP8OPTIM_WEIGHT] = 1.0f / scale;
 }
 
+// Memory of a caller's need not be aligned on the CPU.
 FP8CORE_RULE uint32_t fp8optim_load_code(fp8core_dtype dtype, const void *data, int64_t index) {
+#if defined(__CUDA_ARCH__)
   switch (fp8core_format_of(dtype).bits) {
   case 8: return ((const uint8_t *)data)[index];
   case 16: return ((const uint16_t *)data)[index];
   default: return ((const uint32_t *)data)[index];
   }
+#else
+  const uint8_t *bytes = (const uint8_t *)data;
+  uint16_t half;
+  uint32_t word;
+  switch (fp8core_format_of(dtype).bits) {
+  case 8: return bytes[index];
+  case 16: memcpy(&half, bytes + 2 * index, sizeof(half)); return half;
+  default: memcpy(&word, bytes + 4 * index, sizeof(word)); return word;
+  }
+#endif
 }
 
 FP8CORE_RULE void fp8optim_store_code(fp8core_dtype dtype, void *data, int64_t index, uint32_t code) {
+#if defined(__CUDA_ARCH__)
   switch (fp8core_format_of(dtype).bits) {
   case 8: ((uint8_t *)data)[index] = (uint8_t)code; break;
   case 16: ((uint16_t *)data)[index] = (uint16_t)code; break;
   default: ((uint32_t *)data)[index] = code; break;
   }
+#else
+  uint8_t *bytes = (uint8_t *)data;
+  const uint16_t half = (uint16_t)code;
+  switch (fp8core_format_of(dtype).bits) {
+  case 8: bytes[index] = (uint8_t)code; break;
+  case 16: memcpy(bytes + 2 * index, &half, sizeof(half)); break;
+  default: memcpy(bytes + 4 * index, &code, sizeof(code)); break;
+  }
+#endif
 }
 
 FP8CORE_RULE float fp8optim_load(fp8core_dtype dtype, const void *data, int64_t index) {
