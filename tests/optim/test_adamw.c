@@ -1034,6 +1034,55 @@ static void memory_of_the_callers(void **unused) {
   fp8core_context_destroy(&context);
 }
 
+// On the CPU memory of the caller's may start anywhere: gradients, sources of states, states and weights.
+static void any_address(void **unused) {
+  (void)unused;
+  if (test_on_cuda()) return;
+  fp8core_context *context = test_context_default();
+  const fp8optim_group group = fp8optim_group_default();
+  enum { ELEMENTS = 83 };
+  for (int format = 0; format < 5; format++) {
+    const fp8core_dtype dtype = all_dtypes[format];
+    const size_t size = fp8core_dtype_size(dtype);
+    const fp8optim_adamw_options options = options_with(dtype, dtype, dtype);
+    test_random random = {9};
+    for (size_t offset = 1; offset < 4; offset++) {
+      unsigned char *memory = host(6 * (ELEMENTS * 4 + 8));
+      unsigned char *at[6];
+      fp8optim_parameter parameter = fp8optim_parameter_create("w", 1, ELEMENTS);
+      for (int i = 0; i < 6; i++) at[i] = memory + (size_t)i * (ELEMENTS * 4 + 8) / 8 * 8 + offset;
+      parameter.with_weight = 1;
+      parameter.weight_dtype = dtype;
+      rig own = rig_create(context, &options, 1, &parameter, 1, &group, dtype);
+      parameter.master = at[0];
+      parameter.exp_avg = at[1];
+      parameter.exp_avg_sq = at[2];
+      parameter.weight = at[3];
+      rig given = rig_create(context, &options, 1, &parameter, 1, &group, dtype);
+      const fp8core_tensor kept = given.gradients[0];
+      for (int step = 0; step < 3; step++) {
+        rig_random_gradients(&own, &random, 1.0);
+        memcpy(at[4], own.gradients[0].data, ELEMENTS * size);
+        given.gradients[0].data = at[4];
+        if (step == 0) {
+          assert_ok(fp8optim_adamw_set_state(own.adamw, 0, FP8OPTIM_MASTER, &own.gradients[0]));
+          assert_ok(fp8optim_adamw_set_state(given.adamw, 0, FP8OPTIM_MASTER, &given.gradients[0]));
+        }
+        assert_true(rig_step(&own, NULL).gradient_norm == rig_step(&given, NULL).gradient_norm);
+      }
+      assert_same_tensor(&own, 0, &given, 0);
+      image saved = rig_image(&given);
+      assert_ok(fp8optim_adamw_load(given.adamw, saved.data, saved.saved_bytes));
+      assert_unchanged(&given, &saved);
+      given.gradients[0] = kept;
+      rig_destroy(&own);
+      rig_destroy(&given);
+      free(memory);
+    }
+  }
+  fp8core_context_destroy(&context);
+}
+
 // Any format in, any format out: rounded once from the value, scale chosen from the source, weight written.
 static void states_from_any_format(void **unused) {
   (void)unused;
@@ -1709,6 +1758,7 @@ int main(void) {
     cmocka_unit_test(no_elements),
     cmocka_unit_test(strided_gradients),
     cmocka_unit_test(memory_of_the_callers),
+    cmocka_unit_test(any_address),
     cmocka_unit_test(states_from_any_format),
     cmocka_unit_test(largest_values),
     cmocka_unit_test(sizes_of_gradients),
