@@ -77,6 +77,12 @@ typedef struct fp8optim_progress {
   float clip_factor;
 } fp8optim_progress;
 
+// One tensor's share in the norm, where tensors are gathered by themselves: see fp8optim_gather_rule().
+typedef struct fp8optim_share {
+  double sum_squares;
+  int nonfinite;
+} fp8optim_share;
+
 // What one element's update needs, constant over a tensor and a step. The update works on stored values times the new
 // scales, so that each stored value takes one multiplication on its way in and none on its way out.
 typedef struct fp8optim_constants {
@@ -134,12 +140,22 @@ FP8CORE_RULE float fp8optim_kept_scale(fp8core_dtype dtype, float bound, float s
   return fp8core_scale_rule(dtype, bound, 1, 1, 1.0f);
 }
 
+// A power by products: pow() of one library is not that of another in its last bit.
+FP8CORE_RULE double fp8optim_power(double base, int64_t exponent) {
+  double power = 1.0;
+  for (double square = base; exponent > 0; exponent /= 2) {
+    if (exponent % 2 != 0) power *= square;
+    square *= square;
+  }
+  return power;
+}
+
 // |exp_avg / sqrt(exp_avg_sq)| after bias correction is at most this (Cauchy and Schwarz), twice over for the rounding
 // of stored moments. Not bounded for beta2 far below beta1 squared: the cast saturates then.
 FP8CORE_RULE double fp8optim_update_bound(double beta1, double beta2, double correction1, double correction2,
-                                          double step) {
+                                          int64_t steps) {
   const double ratio = beta2 > 0.0 ? beta1 * beta1 / beta2 : beta1 > 0.0 ? 2.0 : 0.0;
-  const double terms = ratio == 1.0 ? step : (1.0 - pow(ratio, step)) / (1.0 - ratio);
+  const double terms = ratio == 1.0 ? (double)steps : (1.0 - fp8optim_power(ratio, steps)) / (1.0 - ratio);
   const double bound = 2.0 * (1.0 - beta1) / correction1 * sqrt(terms * correction2 / (1.0 - beta2));
   // Also for an infinity or a NaN.
   return bound < 64.0 ? bound : 64.0;
@@ -161,14 +177,14 @@ typedef struct fp8optim_group_step {
 
 // `steps` counts the step in progress.
 FP8CORE_RULE fp8optim_group_step fp8optim_group_rule(const fp8optim_group *group, int64_t steps) {
-  const double correction1 = 1.0 - pow(group->beta1, (double)steps);
-  const double correction2 = 1.0 - pow(group->beta2, (double)steps);
+  const double correction1 = 1.0 - fp8optim_power(group->beta1, steps);
+  const double correction2 = 1.0 - fp8optim_power(group->beta2, steps);
   fp8optim_group_step step;
   step.beta1 = group->beta1;
   step.beta2 = group->beta2;
   step.decay = 1.0 - group->learning_rate * group->weight_decay;
   step.change_bound =
-    group->learning_rate * fp8optim_update_bound(group->beta1, group->beta2, correction1, correction2, (double)steps);
+    group->learning_rate * fp8optim_update_bound(group->beta1, group->beta2, correction1, correction2, steps);
   step.step_size = group->learning_rate / correction1;
   step.root_correction2 = sqrt(correction2);
   step.eps = group->eps;
