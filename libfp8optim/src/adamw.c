@@ -158,6 +158,8 @@ static int64_t place_tables(const fp8optim_adamw *adamw, unsigned char *memory, 
   PLACE(chunks, adamw->chunk_count);
   PLACE(results, adamw->chunk_count);
   PLACE(progress, 1);
+  PLACE(shares, adamw->tensor_count);
+  PLACE(survey, 1);
 #undef PLACE
   return offset;
 }

@@ -25,6 +25,13 @@ typedef struct fp8optim_chunk {
   int64_t elements;
 } fp8optim_chunk;
 
+// What a tensor that is to become a state holds.
+typedef struct fp8optim_survey {
+  // FP32 bits of the largest magnitude.
+  uint32_t largest;
+  int negative;
+} fp8optim_survey;
+
 // What a step is done with, all in device memory, tables of the optimizer's.
 typedef struct fp8optim_tables {
   fp8optim_tensor *tensors;
@@ -35,14 +42,10 @@ typedef struct fp8optim_tables {
   fp8optim_chunk *chunks;
   fp8optim_chunk_result *results;
   fp8optim_progress *progress;
+  // Of CUDA.
+  fp8optim_share *shares;
+  fp8optim_survey *survey;
 } fp8optim_tables;
-
-// What a tensor that is to become a state holds.
-typedef struct fp8optim_survey {
-  // FP32 bits of the largest magnitude.
-  uint32_t largest;
-  int negative;
-} fp8optim_survey;
 
 typedef struct fp8optim_backend {
   // The whole step, with the optimizer's gradients and groups.
