@@ -54,63 +54,86 @@ static __device__ __forceinline__ void block_gather(double *sum, uint32_t *large
 }
 
 // Squares of one vector in FP64, and magnitudes as integers, in which NaN > infinity > finite.
-template <int Elements>
-static __device__ __noinline__ double measure_exactly(const float (&values)[Elements], uint32_t *largest) {
+template <fp8core_dtype Dtype, int Elements>
+static __device__ __noinline__ double measure_exactly(const fp8optim_words<Elements> words, uint32_t *largest) {
   double sum = 0.0;
-#pragma unroll 1
-  for (int i = 0; i < Elements; i++) {
-    sum += (double)values[i] * (double)values[i];
-    fp8optim_raise(largest, values[i]);
+#pragma unroll
+  for (int at = 0; at < Elements; at += 4) {
+    float values[4];
+    fp8optim_decode_quad(Dtype, words.of, at, values);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      sum += (double)values[i] * (double)values[i];
+      fp8optim_raise(largest, values[i]);
+    }
   }
   return sum;
 }
 
-// A thread sums the squares of a vector in FP32 and its vectors in FP64.
+// One vector's squares, summed in FP32, and its largest magnitude.
+template <fp8core_dtype Dtype, int Elements>
+static __device__ __forceinline__ void measure_vector(const uint32_t (&words)[Elements], double *sum, float *most,
+                                                      uint32_t *largest) {
+  constexpr bool wide = Dtype == FP8CORE_BF16 || Dtype == FP8CORE_FP32;
+  float squares = 0.0f, vector_most = 0.0f;
+#pragma unroll
+  for (int at = 0; at < Elements; at += 4) {
+    float values[4];
+    fp8optim_decode_quad(Dtype, words, at, values);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      squares = fmaf(values[i], values[i], squares);
+      vector_most = fmaxf(vector_most, fabsf(values[i]));
+    }
+  }
+  // Where a square overflows, or enough of them underflow to matter, and with infinities and NaNs: rare.
+  const bool fits = wide ? (squares >= 0x1p-80f && squares <= 0x1p126f) || (squares == 0.0f && vector_most == 0.0f)
+                         : squares <= 0x1p126f;
+  if (fits) {
+    *sum += (double)squares;
+    *most = fmaxf(*most, vector_most);
+  } else {
+    fp8optim_words<Elements> copy;
+#pragma unroll
+    for (int i = 0; i < Elements; i++) copy.of[i] = words[i];
+    *sum += measure_exactly<Dtype, Elements>(copy, largest);
+  }
+}
+
+// A thread sums its vectors in FP64, in their order.
 template <fp8core_dtype Dtype>
 static __device__ __forceinline__ void measure_chunk(const fp8optim_gradient &gradient, int64_t row_length,
                                                      const fp8optim_chunk &chunk, double *sum, uint32_t *largest) {
   constexpr int size = fp8core_traits<Dtype>::size;
   constexpr int vector = 16 / size;
+  // All four loads of a chunk of FP8 at once.
   constexpr int unroll = 4;
-  constexpr bool wide = Dtype == FP8CORE_BF16 || Dtype == FP8CORE_FP32;
+  constexpr int step = threads * vector;
   const fp8optim_gradient_view view = fp8optim_view_gradient(gradient, row_length, chunk.first, vector);
+  const unsigned char *start = view.start;
   const int elements = (int)chunk.elements;
+  const int whole = view.contiguous ? elements / vector * vector : 0;
   float most = 0.0f;
 #pragma unroll 1
-  for (int first = (int)threadIdx.x * vector; first < elements; first += threads * vector * unroll) {
+  for (int first = (int)threadIdx.x * vector; first < whole; first += step * unroll) {
     uint32_t words[unroll][vector];
 #pragma unroll
-    for (int u = 0; u < unroll; u++) {
-      const int i = first + u * threads * vector;
-      if (i < elements) fp8optim_load_gradient<vector>(view, size, i, elements - i, words[u]);
-    }
+    for (int u = 0; u < unroll; u++)
+      if (first + u * step < whole) fp8optim_load_words<vector>(size, start + (first + u * step) * size, words[u]);
 #pragma unroll
-    for (int u = 0; u < unroll; u++) {
-      if (first + u * threads * vector >= elements) continue;
-      float values[vector];
-      fp8optim_decode<vector>(Dtype, words[u], values);
-      float squares = 0.0f, vector_most = 0.0f;
-#pragma unroll
-      for (int i = 0; i < vector; i++) {
-        squares = fmaf(values[i], values[i], squares);
-        vector_most = fmaxf(vector_most, fabsf(values[i]));
-      }
-      // Where a square overflows, or enough of them underflow to matter, and with infinities and NaNs: rare.
-      const bool fits = wide ? (squares >= 0x1p-80f && squares <= 0x1p126f) || (squares == 0.0f && vector_most == 0.0f)
-                             : squares <= 0x1p126f;
-      if (fits) {
-        *sum += (double)squares;
-        most = fmaxf(most, vector_most);
-      } else {
-        *sum += measure_exactly<vector>(values, largest);
-      }
-    }
+    for (int u = 0; u < unroll; u++)
+      if (first + u * step < whole) measure_vector<Dtype, vector>(words[u], sum, &most, largest);
+  }
+#pragma unroll 1
+  for (int first = whole + (int)threadIdx.x * vector; first < elements; first += step) {
+    const fp8optim_words<vector> words = fp8optim_gather_gradient<vector>(view, first, elements - first);
+    measure_vector<Dtype, vector>(words.of, sum, &most, largest);
   }
   fp8optim_raise(largest, most);
 }
 
 // A block a chunk.
-static __global__ __launch_bounds__(threads, 4) void measure_kernel(const fp8optim_cuda_step job) {
+static __global__ __launch_bounds__(threads, 6) void measure_kernel(const fp8optim_cuda_step job) {
   const fp8optim_chunk chunk = job.tables.chunks[blockIdx.x];
   const fp8optim_gradient gradient = job.tables.gradients[chunk.tensor];
   const int64_t row_length = job.tables.tensors[chunk.tensor].row_length;

@@ -7,31 +7,37 @@ namespace {
 constexpr int threads = 256;
 constexpr int warps = threads / FP8CORE_WARP;
 
-constexpr int size_of(fp8core_dtype dtype) {
-  return dtype == FP8CORE_FP32 ? 4 : dtype == FP8CORE_BF16 || dtype == FP8CORE_FP16 ? 2 : 1;
-}
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // Formats of the states. `Any`: those of the job.
 template <fp8core_dtype Master, fp8core_dtype ExpAvg, fp8core_dtype ExpAvgSq, bool Any>
 struct update_shape {
   // So that the widest state of a vector is 16 bytes, and all states go in whole lines of a warp.
-  static constexpr int vector = Any ? 4 : 16 / larger(size_of(Master), larger(size_of(ExpAvg), size_of(ExpAvgSq)));
-  // Vectors that a thread has in flight.
-  static constexpr int unroll = vector == 4 ? 2 : 1;
+  static constexpr int vector = Any ? 4
+                                    : 16 / larger(fp8core_traits<Master>::size,
+                                                  larger(fp8core_traits<ExpAvg>::size, fp8core_traits<ExpAvgSq>::size));
 };
 
 struct pointers {
   unsigned char *part[FP8OPTIM_PARTS];
 };
 
-// Codes of a quad of master weights.
-static __device__ __noinline__ fp8core_quad round_stochastically(fp8core_dtype dtype, float4 values, uint64_t seed,
-                                                                 uint32_t tensor_id, uint32_t step, uint64_t element) {
+// What of a chunk is needed rarely: in shared memory, so that it takes no registers.
+struct rare_context {
+  fp8optim_gradient_view view;
+  uint64_t seed;
+  uint32_t tensor_id;
+  uint32_t step;
+  uint64_t first_element;
+};
+
+// Codes of a quad of master weights, from element i of the chunk on.
+static __device__ __noinline__ fp8core_quad round_stochastically(const rare_context &rare, fp8core_dtype dtype,
+                                                                 float4 values, int i) {
   const float scaled[4] = {values.x, values.y, values.z, values.w};
-  fp8core_quad draws = fp8core_draw_quad(seed, tensor_id, step, element);
+  fp8core_quad draws = fp8core_draw_quad(rare.seed, rare.tensor_id, rare.step, rare.first_element + (uint64_t)i);
 #pragma unroll 1
-  for (int i = 0; i < 4; i++) draws.v[i] = fp8optim_code(dtype, scaled[i], 1, draws.v[i]);
+  for (int j = 0; j < 4; j++) draws.v[j] = fp8optim_code(dtype, scaled[j], 1, draws.v[j]);
   return draws;
 }
 
@@ -43,10 +49,6 @@ struct update_context {
   fp8optim_constants constants;
   float least_exp_avg_sq;
   bool stochastic;
-  uint64_t seed;
-  uint32_t tensor_id;
-  uint32_t step;
-  uint64_t first_element;
 };
 
 struct largest_of {
@@ -68,80 +70,110 @@ static __device__ __forceinline__ void load_states(const update_context &of, int
   fp8optim_load_words<Vector>(master_size, of.at.part[FP8OPTIM_MASTER] + i * master_size, from.master);
 }
 
+template <int Vector>
+static __device__ __forceinline__ void decode_gradient(fp8core_dtype dtype, const uint32_t (&words)[Vector],
+                                                       float (&values)[Vector / 4][4]) {
+  switch (dtype) {
+#define DECODE(known)                                                                                                  \
+  case known:                                                                                                          \
+    for (int at = 0; at < Vector; at += 4) fp8optim_decode_quad(known, words, at, values[at / 4]);                     \
+    break
+    DECODE(FP8CORE_E4M3);
+    DECODE(FP8CORE_E5M2);
+    DECODE(FP8CORE_BF16);
+    DECODE(FP8CORE_FP16);
+    DECODE(FP8CORE_FP32);
+#undef DECODE
+  }
+}
+
+template <fp8core_dtype Dtype, int Vector>
+static __device__ __forceinline__ void store_weight(unsigned char *address, const float (&values)[Vector / 4][4]) {
+  uint32_t words[Vector];
+#pragma unroll
+  for (int at = 0; at < Vector; at += 4) fp8optim_encode_quad(Dtype, values[at / 4], at, words);
+  fp8optim_store_words<Vector>(fp8core_traits<Dtype>::size, address, words);
+}
+
+static __device__ __forceinline__ void pack_quad(int size, const fp8core_quad &codes, int at, uint32_t *words) {
+  if (size == 4) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) words[at + j] = codes.v[j];
+  } else if (size == 2) {
+    words[at / 2] = codes.v[0] | codes.v[1] << 16;
+    words[at / 2 + 1] = codes.v[2] | codes.v[3] << 16;
+  } else {
+    words[at / 4] = codes.v[0] | codes.v[1] << 8 | codes.v[2] << 16 | codes.v[3] << 24;
+  }
+}
+
 // Elements i to i + Vector of the chunk.
 template <int Vector>
-static __device__ __forceinline__ void update_vector(const update_context &of, int i, const loaded<Vector> &from,
-                                                     largest_of &largest) {
+static __device__ __forceinline__ void update_vector(const update_context &of, const rare_context &rare, int i,
+                                                     const loaded<Vector> &from, largest_of &largest) {
   const fp8optim_constants &constants = of.constants;
-  float g[Vector], m[Vector], v[Vector], w[Vector];
-  uint32_t words[Vector];
-  fp8optim_decode<Vector>(of.gradient_dtype, from.gradient, g);
-  fp8optim_decode<Vector>(of.dtype[FP8OPTIM_EXP_AVG], from.exp_avg, m);
-  fp8optim_decode<Vector>(of.dtype[FP8OPTIM_EXP_AVG_SQ], from.exp_avg_sq, v);
-  fp8optim_decode<Vector>(of.dtype[FP8OPTIM_MASTER], from.master, w);
-#pragma unroll
-  for (int j = 0; j < Vector; j++) {
-    m[j] = fmaf(m[j], constants.exp_avg_keep, g[j] * constants.exp_avg_gradient);
-    const float root_part = g[j] * constants.exp_avg_sq_gradient;
-    v[j] = fmaf(v[j], constants.exp_avg_sq_keep, root_part * root_part);
-    if (of.dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32)
-      v[j] = v[j] > 0.0f && v[j] < of.least_exp_avg_sq ? of.least_exp_avg_sq : v[j];
-    w[j] = fmaf(-constants.master_change, m[j] / (sqrtf(v[j]) + constants.eps), w[j] * constants.master_keep);
-    largest.state[FP8OPTIM_EXP_AVG] = fmaxf(largest.state[FP8OPTIM_EXP_AVG], fabsf(m[j]));
-    largest.state[FP8OPTIM_EXP_AVG_SQ] = fmaxf(largest.state[FP8OPTIM_EXP_AVG_SQ], fabsf(v[j]));
-    largest.state[FP8OPTIM_MASTER] = fmaxf(largest.state[FP8OPTIM_MASTER], fabsf(w[j]));
-  }
+  const fp8core_dtype master_dtype = of.dtype[FP8OPTIM_MASTER];
+  const int master_size = fp8optim_bytes(master_dtype);
   const int exp_avg_size = fp8optim_bytes(of.dtype[FP8OPTIM_EXP_AVG]);
-  fp8optim_encode<Vector>(of.dtype[FP8OPTIM_EXP_AVG], m, words);
-  fp8optim_store_words<Vector>(exp_avg_size, of.at.part[FP8OPTIM_EXP_AVG] + i * exp_avg_size, words);
   const int exp_avg_sq_size = fp8optim_bytes(of.dtype[FP8OPTIM_EXP_AVG_SQ]);
-  fp8optim_encode<Vector>(of.dtype[FP8OPTIM_EXP_AVG_SQ], v, words);
-  fp8optim_store_words<Vector>(exp_avg_sq_size, of.at.part[FP8OPTIM_EXP_AVG_SQ] + i * exp_avg_sq_size, words);
-  const int master_size = fp8optim_bytes(of.dtype[FP8OPTIM_MASTER]);
-  if (of.stochastic) {
+  uint32_t master[Vector], exp_avg[Vector], exp_avg_sq[Vector];
+  float gradient[Vector / 4][4];
+  decode_gradient<Vector>(of.gradient_dtype, from.gradient, gradient);
 #pragma unroll
-    for (int j = 0; j < Vector; j++) words[j] = 0;
+  for (int at = 0; at < Vector; at += 4) {
+    const float(&g)[4] = gradient[at / 4];
+    float m[4], v[4], w[4];
+    fp8optim_decode_quad(of.dtype[FP8OPTIM_EXP_AVG], from.exp_avg, at, m);
+    fp8optim_decode_quad(of.dtype[FP8OPTIM_EXP_AVG_SQ], from.exp_avg_sq, at, v);
+    fp8optim_decode_quad(master_dtype, from.master, at, w);
 #pragma unroll
-    for (int j = 0; j < Vector; j += 4) {
-      const float4 four = {w[j], w[j + 1], w[j + 2], w[j + 3]};
-      const fp8core_quad codes = round_stochastically(of.dtype[FP8OPTIM_MASTER], four, of.seed, of.tensor_id, of.step,
-                                                      of.first_element + (uint64_t)(i + j));
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        if (master_size == 4)
-          words[j + k] = codes.v[k];
-        else if (master_size == 2)
-          words[(j + k) / 2] |= codes.v[k] << (16 * (k % 2));
-        else
-          words[(j + k) / 4] |= codes.v[k] << (8 * k);
-      }
+    for (int j = 0; j < 4; j++) {
+      m[j] = fmaf(m[j], constants.exp_avg_keep, g[j] * constants.exp_avg_gradient);
+      const float root_part = g[j] * constants.exp_avg_sq_gradient;
+      v[j] = fmaf(v[j], constants.exp_avg_sq_keep, root_part * root_part);
+      if (of.dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32)
+        v[j] = v[j] > 0.0f && v[j] < of.least_exp_avg_sq ? of.least_exp_avg_sq : v[j];
+      w[j] = fmaf(-constants.master_change, m[j] / (sqrtf(v[j]) + constants.eps), w[j] * constants.master_keep);
+      largest.state[FP8OPTIM_EXP_AVG] = fmaxf(largest.state[FP8OPTIM_EXP_AVG], fabsf(m[j]));
+      largest.state[FP8OPTIM_EXP_AVG_SQ] = fmaxf(largest.state[FP8OPTIM_EXP_AVG_SQ], fabsf(v[j]));
+      largest.state[FP8OPTIM_MASTER] = fmaxf(largest.state[FP8OPTIM_MASTER], fabsf(w[j]));
     }
-  } else {
-    fp8optim_encode<Vector>(of.dtype[FP8OPTIM_MASTER], w, words);
+    fp8optim_encode_quad(of.dtype[FP8OPTIM_EXP_AVG], m, at, exp_avg);
+    fp8optim_encode_quad(of.dtype[FP8OPTIM_EXP_AVG_SQ], v, at, exp_avg_sq);
+    if (of.stochastic) {
+      const float4 four = {w[0], w[1], w[2], w[3]};
+      const fp8core_quad codes = round_stochastically(rare, master_dtype, four, i + at);
+      pack_quad(master_size, codes, at, master);
+    } else {
+      fp8optim_encode_quad(master_dtype, w, at, master);
+    }
   }
-  fp8optim_store_words<Vector>(master_size, of.at.part[FP8OPTIM_MASTER] + i * master_size, words);
+  fp8optim_store_words<Vector>(exp_avg_size, of.at.part[FP8OPTIM_EXP_AVG] + i * exp_avg_size, exp_avg);
+  fp8optim_store_words<Vector>(exp_avg_sq_size, of.at.part[FP8OPTIM_EXP_AVG_SQ] + i * exp_avg_sq_size, exp_avg_sq);
+  fp8optim_store_words<Vector>(master_size, of.at.part[FP8OPTIM_MASTER] + i * master_size, master);
   if (!of.at.part[FP8OPTIM_WEIGHT]) return;
   // The weight is the stored master's.
-  fp8optim_decode<Vector>(of.dtype[FP8OPTIM_MASTER], words, w);
+  float weight[Vector / 4][4];
 #pragma unroll
-  for (int j = 0; j < Vector; j++) w[j] = w[j] * constants.weight_factor;
+  for (int at = 0; at < Vector; at += 4) {
+    fp8optim_decode_quad(master_dtype, master, at, weight[at / 4]);
+#pragma unroll
+    for (int j = 0; j < 4; j++) weight[at / 4][j] *= constants.weight_factor;
+  }
   switch (of.dtype[FP8OPTIM_WEIGHT]) {
-#define STORE(weight, size)                                                                                            \
-  case weight:                                                                                                         \
-    fp8optim_encode<Vector>(weight, w, words);                                                                         \
-    fp8optim_store_words<Vector>(size, of.at.part[FP8OPTIM_WEIGHT] + i * (size), words);                               \
-    break
-    STORE(FP8CORE_E4M3, 1);
-    STORE(FP8CORE_E5M2, 1);
-    STORE(FP8CORE_BF16, 2);
-    STORE(FP8CORE_FP16, 2);
-    STORE(FP8CORE_FP32, 4);
+#define STORE(dtype)                                                                                                   \
+  case dtype: store_weight<dtype, Vector>(of.at.part[FP8OPTIM_WEIGHT] + i * fp8core_traits<dtype>::size, weight); break
+    STORE(FP8CORE_E4M3);
+    STORE(FP8CORE_E5M2);
+    STORE(FP8CORE_BF16);
+    STORE(FP8CORE_FP16);
+    STORE(FP8CORE_FP32);
 #undef STORE
   }
 }
 
 // One of the last elements of a tensor, by the rule itself.
-static __device__ __noinline__ void update_one(const update_context *of, const fp8optim_gradient_view *view, int i,
+static __device__ __noinline__ void update_one(const update_context *of, const rare_context &rare, int i,
                                                uint32_t scaled_amax[FP8OPTIM_STATES]) {
   void *data[FP8OPTIM_PARTS];
   int64_t column;
@@ -150,16 +182,17 @@ static __device__ __noinline__ void update_one(const update_context *of, const f
     data[part] = start ? start + i * fp8optim_bytes(of->dtype[part]) : NULL;
   }
   const uint32_t draw =
-    of->stochastic ? fp8core_draw(of->seed, of->tensor_id, of->step, of->first_element + (uint64_t)i) : 0;
-  fp8optim_update_element(of->dtype, data, of->gradient_dtype, fp8optim_gradient_at(*view, i, &column), 0,
+    of->stochastic ? fp8core_draw(rare.seed, rare.tensor_id, rare.step, rare.first_element + (uint64_t)i) : 0;
+  fp8optim_update_element(of->dtype, data, of->gradient_dtype, fp8optim_gradient_at(rare.view, i, &column), 0,
                           &of->constants, of->stochastic, draw, scaled_amax);
 }
 
 template <fp8core_dtype Master, fp8core_dtype ExpAvg, fp8core_dtype ExpAvgSq, bool Any>
 static __global__ __launch_bounds__(threads, 4) void update_kernel(const fp8optim_cuda_step job) {
   __shared__ uint32_t shared[FP8OPTIM_STATES][warps];
+  __shared__ rare_context rare;
   typedef update_shape<Master, ExpAvg, ExpAvgSq, Any> shape;
-  constexpr int vector = shape::vector, unroll = shape::unroll;
+  constexpr int vector = shape::vector;
   if (job.tables.progress->skipped) return;
   const fp8optim_chunk chunk = job.tables.chunks[blockIdx.x];
   const fp8optim_tensor *tensor = &job.tables.tensors[chunk.tensor];
@@ -179,41 +212,40 @@ static __global__ __launch_bounds__(threads, 4) void update_kernel(const fp8opti
   of.constants = job.tables.constants[chunk.tensor];
   of.least_exp_avg_sq = fp8core_bits_float(fp8core_decode_bits(of.dtype[FP8OPTIM_EXP_AVG_SQ], 1));
   of.stochastic = job.stochastic != 0;
-  of.seed = job.seed;
-  of.tensor_id = (uint32_t)chunk.tensor;
-  of.step = (uint32_t)job.tables.progress->steps;
-  of.first_element = (uint64_t)chunk.first;
   const fp8optim_gradient_view view = fp8optim_view_gradient(gradient, tensor->row_length, chunk.first, vector);
+  const unsigned char *start = view.start;
+  const int gradient_size = view.size;
+  const bool contiguous = view.contiguous;
+  if (threadIdx.x == 0) {
+    rare.view = view;
+    rare.seed = job.seed;
+    rare.tensor_id = (uint32_t)chunk.tensor;
+    rare.step = (uint32_t)job.tables.progress->steps;
+    rare.first_element = (uint64_t)chunk.first;
+  }
+  __syncthreads();
   const int whole = elements / vector * vector;
   largest_of largest = {{0.0f, 0.0f, 0.0f}};
 #pragma unroll 1
-  for (int first = (int)threadIdx.x * vector; first < whole; first += threads * vector * unroll) {
-    loaded<vector> from[unroll];
+  for (int i = (int)threadIdx.x * vector; i < whole; i += threads * vector) {
+    loaded<vector> from;
+    // Loads only: what they bring is waited for in update_vector().
+    if (contiguous) {
+      fp8optim_load_words<vector>(gradient_size, start + i * gradient_size, from.gradient);
+    } else {
+      const fp8optim_words<vector> words = fp8optim_gather_gradient<vector>(rare.view, i, vector);
 #pragma unroll
-    for (int u = 0; u < unroll; u++) {
-      const int i = first + u * threads * vector;
-      if (i >= whole) continue;
-      // Loads only: what they bring is waited for below.
-      load_states<vector>(of, i, from[u]);
-      switch (view.size) {
-      case 1: fp8optim_load_gradient<vector>(view, 1, i, vector, from[u].gradient); break;
-      case 2: fp8optim_load_gradient<vector>(view, 2, i, vector, from[u].gradient); break;
-      default: fp8optim_load_gradient<vector>(view, 4, i, vector, from[u].gradient); break;
-      }
+      for (int j = 0; j < vector; j++) from.gradient[j] = words.of[j];
     }
-#pragma unroll
-    for (int u = 0; u < unroll; u++) {
-      const int i = first + u * threads * vector;
-      if (i < whole) update_vector<vector>(of, i, from[u], largest);
-    }
+    load_states<vector>(of, i, from);
+    update_vector<vector>(of, rare, i, from, largest);
   }
   uint32_t scaled_amax[FP8OPTIM_STATES];
   for (int state = 0; state < FP8OPTIM_STATES; state++) scaled_amax[state] = fp8core_float_bits(largest.state[state]);
   if (whole + (int)threadIdx.x < elements) {
     const update_context copy = of;
-    const fp8optim_gradient_view view_copy = view;
     uint32_t last_amax[FP8OPTIM_STATES] = {0, 0, 0};
-    update_one(&copy, &view_copy, whole + (int)threadIdx.x, last_amax);
+    update_one(&copy, rare, whole + (int)threadIdx.x, last_amax);
     for (int state = 0; state < FP8OPTIM_STATES; state++)
       if (last_amax[state] > scaled_amax[state]) scaled_amax[state] = last_amax[state];
   }

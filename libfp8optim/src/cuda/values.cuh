@@ -11,6 +11,24 @@
 #  include <cuda_fp16.h>
 #endif
 
+// Accesses of memory that is known to be global: a pointer that a kernel reads from a table may point anywhere, as far
+// as the compiler knows.
+template <typename Word>
+static __device__ __forceinline__ Word fp8optim_read(const void *address) {
+#if !defined(FP8CORE_CUDA_EMULATION)
+  __builtin_assume(__isGlobal(address));
+#endif
+  return *(const Word *)address;
+}
+
+template <typename Word>
+static __device__ __forceinline__ void fp8optim_write(void *address, Word word) {
+#if !defined(FP8CORE_CUDA_EMULATION)
+  __builtin_assume(__isGlobal(address));
+#endif
+  *(Word *)address = word;
+}
+
 // Two FP16 codes.
 static __device__ __forceinline__ void fp8optim_decode_halves(uint32_t codes, float *low, float *high) {
 #if defined(FP8CORE_CUDA_EMULATION)
@@ -64,54 +82,48 @@ static __device__ __forceinline__ uint32_t fp8optim_encode_two(fp8core_dtype dty
 #endif
 }
 
-// The exact values of Elements (a multiple of 4) codes; NaNs keep no payload.
-template <int Elements>
-static __device__ __forceinline__ void fp8optim_decode(fp8core_dtype dtype, const uint32_t (&words)[Elements],
-                                                       float (&values)[Elements]) {
+// The exact values of elements `at` (a multiple of 4) to `at` + 3 of a vector; NaNs keep no payload.
+static __device__ __forceinline__ void fp8optim_decode_quad(fp8core_dtype dtype, const uint32_t *words, int at,
+                                                            float (&values)[4]) {
   switch (dtype) {
   case FP8CORE_E4M3:
-#pragma unroll
-    for (int i = 0; i < Elements; i += 2)
-      fp8optim_decode_e4m3(words[i / 4] >> (8 * (i % 4)) & 0xffff, &values[i], &values[i + 1]);
+    fp8optim_decode_e4m3(words[at / 4] & 0xffff, &values[0], &values[1]);
+    fp8optim_decode_e4m3(words[at / 4] >> 16, &values[2], &values[3]);
     break;
   case FP8CORE_E5M2:
     // The upper halves of FP16.
-#pragma unroll
-    for (int i = 0; i < Elements; i += 2)
-      fp8optim_decode_halves(__byte_perm(words[i / 4], 0, i % 4 ? 0x3424 : 0x1404), &values[i], &values[i + 1]);
+    fp8optim_decode_halves(__byte_perm(words[at / 4], 0, 0x1404), &values[0], &values[1]);
+    fp8optim_decode_halves(__byte_perm(words[at / 4], 0, 0x3424), &values[2], &values[3]);
     break;
   case FP8CORE_BF16:
 #pragma unroll
-    for (int i = 0; i < Elements; i += 2) {
-      values[i] = fp8core_bits_float(words[i / 2] << 16);
-      values[i + 1] = fp8core_bits_float(words[i / 2] & 0xffff0000u);
+    for (int i = 0; i < 4; i += 2) {
+      values[i] = fp8core_bits_float(words[(at + i) / 2] << 16);
+      values[i + 1] = fp8core_bits_float(words[(at + i) / 2] & 0xffff0000u);
     }
     break;
   case FP8CORE_FP16:
 #pragma unroll
-    for (int i = 0; i < Elements; i += 2) fp8optim_decode_halves(words[i / 2], &values[i], &values[i + 1]);
+    for (int i = 0; i < 4; i += 2) fp8optim_decode_halves(words[(at + i) / 2], &values[i], &values[i + 1]);
     break;
   case FP8CORE_FP32:
 #pragma unroll
-    for (int i = 0; i < Elements; i++) values[i] = fp8core_bits_float(words[i]);
+    for (int i = 0; i < 4; i++) values[i] = fp8core_bits_float(words[at + i]);
     break;
   }
 }
 
-template <int Elements>
-static __device__ __forceinline__ void fp8optim_encode(fp8core_dtype dtype, const float (&values)[Elements],
-                                                       uint32_t (&words)[Elements]) {
+static __device__ __forceinline__ void fp8optim_encode_quad(fp8core_dtype dtype, const float (&values)[4], int at,
+                                                            uint32_t *words) {
   if (dtype == FP8CORE_FP32) {
 #pragma unroll
-    for (int i = 0; i < Elements; i++) words[i] = fp8core_float_bits(values[i]);
+    for (int i = 0; i < 4; i++) words[at + i] = fp8core_float_bits(values[i]);
   } else if (dtype == FP8CORE_BF16 || dtype == FP8CORE_FP16) {
 #pragma unroll
-    for (int i = 0; i < Elements; i += 2) words[i / 2] = fp8optim_encode_two(dtype, values[i], values[i + 1]);
+    for (int i = 0; i < 4; i += 2) words[(at + i) / 2] = fp8optim_encode_two(dtype, values[i], values[i + 1]);
   } else {
-#pragma unroll
-    for (int i = 0; i < Elements; i += 4)
-      words[i / 4] = fp8optim_encode_two(dtype, values[i], values[i + 1]) |
-                     fp8optim_encode_two(dtype, values[i + 2], values[i + 3]) << 16;
+    words[at / 4] = fp8optim_encode_two(dtype, values[0], values[1]) | fp8optim_encode_two(dtype, values[2], values[3])
+                                                                         << 16;
   }
 }
 
@@ -129,17 +141,17 @@ static __device__ __forceinline__ void fp8optim_load_words(int size, const unsig
 #pragma unroll
   for (int i = 0; i < Elements; i += 4) {
     if (i + 4 <= count) {
-      const uint4 value = *(const uint4 *)(address + 4 * i);
+      const uint4 value = fp8optim_read<uint4>(address + 4 * i);
       words[i] = value.x;
       words[i + 1] = value.y;
       words[i + 2] = value.z;
       words[i + 3] = value.w;
     } else if (i + 2 == count) {
-      const uint2 value = *(const uint2 *)(address + 4 * i);
+      const uint2 value = fp8optim_read<uint2>(address + 4 * i);
       words[i] = value.x;
       words[i + 1] = value.y;
     } else if (i + 1 == count) {
-      words[i] = *(const uint32_t *)(address + 4 * i);
+      words[i] = fp8optim_read<uint32_t>(address + 4 * i);
     }
   }
 }
@@ -152,16 +164,18 @@ static __device__ __forceinline__ void fp8optim_store_words(int size, unsigned c
 #pragma unroll
   for (int i = 0; i < Elements; i += 4) {
     if (i + 4 <= count)
-      *(uint4 *)(address + 4 * i) = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+      fp8optim_write(address + 4 * i, make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]));
     else if (i + 2 == count)
-      *(uint2 *)(address + 4 * i) = make_uint2(words[i], words[i + 1]);
+      fp8optim_write(address + 4 * i, make_uint2(words[i], words[i + 1]));
     else if (i + 1 == count)
-      *(uint32_t *)(address + 4 * i) = words[i];
+      fp8optim_write(address + 4 * i, words[i]);
   }
 }
 
 static __device__ __forceinline__ uint32_t fp8optim_load_one(int size, const unsigned char *address) {
-  return size == 4 ? *(const uint32_t *)address : size == 2 ? *(const uint16_t *)address : *address;
+  return size == 4   ? fp8optim_read<uint32_t>(address)
+         : size == 2 ? fp8optim_read<uint16_t>(address)
+                     : fp8optim_read<uint8_t>(address);
 }
 
 // The gradient of one chunk: element i of it, whatever the rows.
@@ -175,6 +189,8 @@ typedef struct fp8optim_gradient_view {
   int size;
   // Vectors of the kernel's size never cross a row's end, and are aligned.
   bool vectors;
+  // And all follow each other.
+  bool contiguous;
 } fp8optim_gradient_view;
 
 static __device__ __forceinline__ fp8optim_gradient_view fp8optim_view_gradient(const fp8optim_gradient &gradient,
@@ -190,9 +206,11 @@ static __device__ __forceinline__ fp8optim_gradient_view fp8optim_view_gradient(
     view.row_length = INT64_MAX;
     view.start += first * view.size;
     view.vectors = (uintptr_t)view.start % (unsigned)alignment == 0;
+    view.contiguous = view.vectors;
   } else {
     // Chunks start at multiples of every vector.
     view.row_length = row_length;
+    view.contiguous = false;
     view.start += first / row_length * gradient.row_stride * view.size;
     view.column = first % row_length;
     view.vectors = (uintptr_t)gradient.data % (unsigned)alignment == 0 &&
@@ -215,34 +233,42 @@ static __device__ __forceinline__ const unsigned char *fp8optim_gradient_at(cons
   return view.start + (rows * view.row_stride + *column) * view.size;
 }
 
-// Elements i to i + valid of a chunk's gradient; zeros beyond.
 template <int Elements>
-static __device__ __forceinline__ void fp8optim_load_gradient(const fp8optim_gradient_view &view, int size, int i,
-                                                              int valid, uint32_t (&words)[Elements]) {
+struct fp8optim_words {
+  uint32_t of[Elements];
+};
+
+// Elements i to i + valid of a chunk's gradient, whatever its rows and address; zeros beyond. Not inlined: where it is
+// called is rare.
+template <int Elements>
+static __device__ __noinline__ fp8optim_words<Elements> fp8optim_gather_gradient(const fp8optim_gradient_view &view,
+                                                                                 int i, int valid) {
+  fp8optim_words<Elements> words;
   int64_t column;
   const unsigned char *address = fp8optim_gradient_at(view, i, &column);
   if (view.vectors && valid >= Elements) {
-    fp8optim_load_words<Elements>(size, address, words);
-    return;
+    fp8optim_load_words<Elements>(view.size, address, words.of);
+    return words;
   }
 #pragma unroll
-  for (int word = 0; word < Elements; word++) words[word] = 0;
+  for (int j = 0; j < Elements; j++) words.of[j] = 0;
 #pragma unroll
   for (int j = 0; j < Elements; j++) {
     if (j >= valid) continue;
-    const uint32_t code = fp8optim_load_one(size, address);
-    if (size == 4)
-      words[j] = code;
-    else if (size == 2)
-      words[j / 2] |= code << (16 * (j % 2));
+    const uint32_t code = fp8optim_load_one(view.size, address);
+    if (view.size == 4)
+      words.of[j] = code;
+    else if (view.size == 2)
+      words.of[j / 2] |= code << (16 * (j % 2));
     else
-      words[j / 4] |= code << (8 * (j % 4));
-    address += size;
+      words.of[j / 4] |= code << (8 * (j % 4));
+    address += view.size;
     if (++column == view.row_length) {
-      address += (view.row_stride - view.row_length) * size;
+      address += (view.row_stride - view.row_length) * view.size;
       column = 0;
     }
   }
+  return words;
 }
 
 static __device__ __forceinline__ float fp8optim_scale_inverse_of(const fp8optim_gradient &gradient) {
