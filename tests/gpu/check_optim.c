@@ -23,7 +23,7 @@
 
 // What the two norms may differ by: the CPU adds up to 512 squares of FP8 and FP16 in FP32 (a relative 2^-15 of their
 // sum at the worst, half of it of the root), CUDA up to 16 of any format.
-#define NORM_BOUND 0x1p-16
+#define NORM_BOUND 0x1.1p-16
 
 static fp8core_context *cpu;
 static fp8core_context *gpu;

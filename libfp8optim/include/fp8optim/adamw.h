@@ -10,7 +10,11 @@
  * Statuses and messages are those of libfp8core (fp8core/status.h). An optimizer belongs to its context and is used by
  * one thread at a time, as the context is. On CUDA, calls queue work on the context's stream and do not wait for it
  * unless their description says so. The same inputs, seed and calls give the same bits on any number of threads, and on
- * every CPU tier.
+ * every CPU tier. On CUDA they give the same bits again and again, and those of the CPU but for gradient_norm, which is
+ * within a relative 2^-15 (its sum has an order of its own), and for what follows from it where gradients are clipped.
+ *
+ * A step without a report can be captured in a CUDA graph. The graph keeps the gradients' descriptions, the groups'
+ * hyper-parameters and the options as they were when it was captured; counts, scales and states go on at each launch.
  */
 #ifndef FP8OPTIM_ADAMW_H
 #define FP8OPTIM_ADAMW_H
