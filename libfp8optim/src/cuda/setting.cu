@@ -26,8 +26,8 @@ static __global__ __launch_bounds__(threads) void survey_kernel(const fp8optim_c
   largest = fp8core_warp_max(largest);
   negative = fp8core_warp_max(negative);
   if (threadIdx.x % FP8CORE_WARP != 0) return;
-  if (largest) (void)atomicMax((unsigned *)&job.found->largest, largest);
-  if (negative) (void)atomicMax((unsigned *)&job.found->negative, negative);
+  if (largest) (void)atomicMax((int *)&job.found->largest, (int)largest);
+  if (negative) (void)atomicMax(&job.found->negative, 1);
 }
 
 static __global__ __launch_bounds__(threads) void set_state_kernel(const fp8optim_cuda_setting job) {
@@ -35,10 +35,8 @@ static __global__ __launch_bounds__(threads) void set_state_kernel(const fp8opti
   const fp8core_dtype dtype = job.tensor->dtype[job.state];
   void *data = job.tensor->data[job.state];
   for (int64_t i = first_index(); i < job.elements; i += index_step()) {
-    const float scaled = source_value(job, i, scale_inverse) * job.scale;
-    fp8optim_store_code(
-      dtype, data, i,
-      fp8optim_code(dtype, job.state == FP8OPTIM_EXP_AVG_SQ ? fp8optim_positive(dtype, scaled) : scaled, 0, 0));
+    const float value = source_value(job, i, scale_inverse);
+    fp8optim_store_code(dtype, data, i, fp8optim_set_code(dtype, job.state, value, job.scale));
   }
   // No block reads what this writes.
   if (blockIdx.x == 0 && threadIdx.x == 0) fp8optim_set_rule(job.tensor, job.state, job.scale, job.largest);

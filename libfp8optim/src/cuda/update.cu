@@ -49,6 +49,8 @@ struct update_context {
   fp8optim_constants constants;
   float least_exp_avg_sq;
   bool stochastic;
+  // Masters and weights are not written: see fp8optim_keeps_masters().
+  bool keeps;
 };
 
 struct largest_of {
@@ -150,6 +152,7 @@ static __device__ __forceinline__ void update_vector(const update_context &of, c
   }
   fp8optim_store_words<Vector>(exp_avg_size, of.at.part[FP8OPTIM_EXP_AVG] + i * exp_avg_size, exp_avg);
   fp8optim_store_words<Vector>(exp_avg_sq_size, of.at.part[FP8OPTIM_EXP_AVG_SQ] + i * exp_avg_sq_size, exp_avg_sq);
+  if (of.keeps) return;
   fp8optim_store_words<Vector>(master_size, of.at.part[FP8OPTIM_MASTER] + i * master_size, master);
   if (!of.at.part[FP8OPTIM_WEIGHT]) return;
   // The weight is the stored master's.
@@ -180,6 +183,13 @@ static __device__ __noinline__ void update_one(const update_context *of, const r
   for (int part = 0; part < FP8OPTIM_PARTS; part++) {
     unsigned char *start = of->at.part[part];
     data[part] = start ? start + i * fp8optim_bytes(of->dtype[part]) : NULL;
+  }
+  uint32_t kept = 0;
+  if (of->keeps) {
+    fp8optim_store_code(of->dtype[FP8OPTIM_MASTER], &kept, 0,
+                        fp8optim_load_code(of->dtype[FP8OPTIM_MASTER], data[FP8OPTIM_MASTER], 0));
+    data[FP8OPTIM_MASTER] = &kept;
+    data[FP8OPTIM_WEIGHT] = NULL;
   }
   const uint32_t draw =
     of->stochastic ? fp8core_draw(rare.seed, rare.tensor_id, rare.step, rare.first_element + (uint64_t)i) : 0;
@@ -212,6 +222,7 @@ static __global__ __launch_bounds__(threads, 4) void update_kernel(const fp8opti
   of.constants = job.tables.constants[chunk.tensor];
   of.least_exp_avg_sq = fp8core_bits_float(fp8core_decode_bits(of.dtype[FP8OPTIM_EXP_AVG_SQ], 1));
   of.stochastic = job.stochastic != 0;
+  of.keeps = fp8optim_keeps_masters(&job.tables.group_steps[tensor->group]);
   const fp8optim_gradient_view view = fp8optim_view_gradient(gradient, tensor->row_length, chunk.first, vector);
   const unsigned char *start = view.start;
   const int gradient_size = view.size;
@@ -258,6 +269,8 @@ static __global__ __launch_bounds__(threads, 4) void update_kernel(const fp8opti
   if (threadIdx.x < FP8OPTIM_STATES) {
     uint32_t found = 0;
     for (int i = 0; i < warps; i++) found = shared[threadIdx.x][i] > found ? shared[threadIdx.x][i] : found;
+    if (of.keeps && threadIdx.x == FP8OPTIM_MASTER)
+      found = fp8core_float_bits(tensor->amax[FP8OPTIM_MASTER] * tensor->scale[FP8OPTIM_MASTER]);
     job.tables.results[blockIdx.x].scaled_amax[threadIdx.x] = found;
   }
 }
