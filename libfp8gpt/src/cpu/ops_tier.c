@@ -246,7 +246,11 @@ static void rotate(fp8core_dtype dtype, void *rows, int64_t row_stride, int64_t 
   }
 }
 
-INLINE v_float sigmoid(v_float x) { return splat(1.0f) / (splat(1.0f) + v_exp(-v_max(x, splat(-80.0f)))); }
+// 0 below -80, so that no x, however large, makes more of it.
+INLINE v_float sigmoid(v_float x) {
+  const v_float value = splat(1.0f) / (splat(1.0f) + v_exp(-v_max(x, splat(-80.0f))));
+  return v_select(x < splat(-80.0f), splat(0.0f), value);
+}
 
 // Rows are padded to whole vectors in scratch.
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
@@ -282,7 +286,7 @@ static void swiglu_backward(fp8core_dtype dtype, const void *gate_up, const void
       const v_float s = sigmoid(x);
       const v_float g = v_load(gradient + i);
       v_store(gate + i, g * v_load(up + i) * (s + x * s * (splat(1.0f) - s)));
-      v_store(up + i, g * x * s);
+      v_store(up + i, g * (x * s));
     }
     store(dtype, gate, width, place(dtype, dgate_up, row * 2 * width));
     store(dtype, up, width, place(dtype, dgate_up, row * 2 * width + width));
@@ -318,7 +322,8 @@ static void cross_entropy(const fp8gpt_cross_entropy *loss, int64_t first, int64
       scratch[i] = expf(logits[i] - largest);
       sum += scratch[i];
     }
-    loss->losses[row] = logf(sum) + largest - logits[target];
+    // The difference first: logits may be much larger than it.
+    loss->losses[row] = logf(sum) + (largest - logits[target]);
     if (!loss->dlogits) continue;
     const float factor = loss->scale / sum;
     for (int64_t i = 0; i < vocabulary; i++) scratch[i] *= factor;
@@ -428,11 +433,15 @@ static void attention(const fp8gpt_attention *attention, int64_t sequence, int h
         float *row = scores + i * KEYS;
         // Keys after the query do not count.
         for (int64_t j = query + i - key + 1 > 0 ? query + i - key + 1 : 0; j < KEYS; j++) row[j] = -INFINITY;
-        v_float largest_lanes = v_load(row);
-        for (int j = LANES; j < KEYS; j += LANES) largest_lanes = v_max(v_load(row + j), largest_lanes);
+        // A NaN is in no maximum, but in the exponentials.
+        v_float largest_lanes = splat(-INFINITY);
+        for (int j = 0; j < KEYS; j += LANES) largest_lanes = v_max(v_load(row + j), largest_lanes);
         const float largest = max_lanes(largest_lanes) > maxima[i] ? max_lanes(largest_lanes) : maxima[i];
         if (largest == -INFINITY) {
-          memset(row, 0, KEYS * sizeof(float));
+          for (int j = 0; j < KEYS; j++) {
+            row[j] = row[j] != row[j] ? row[j] : 0.0f;
+            sums[i] += row[j];
+          }
           continue;
         }
         const float correction = maxima[i] == -INFINITY ? 0.0f : expf(maxima[i] - largest);
