@@ -506,6 +506,10 @@ static size_t saved_bytes(const fp8core_scaling_options *options, int64_t tensor
   return HEADER_BYTES + (size_t)tensors * (TENSOR_BYTES + sizeof(float) * history_entries(options)) + CHECKSUM_BYTES;
 }
 
+size_t fp8core_scaling_memory_bytes(const fp8core_scaling *scaling) {
+  return scaling ? scaling->memory_bytes + scaling->product_bytes : 0;
+}
+
 size_t fp8core_scaling_saved_bytes(const fp8core_scaling *scaling) {
   return scaling ? saved_bytes(&scaling->options, scaling->arrays.tensors) : 0;
 }

@@ -1168,6 +1168,7 @@ static void wrong_arguments_change_nothing(void **unused) {
                  "fp8core_scaling_load: buffer is NULL, expected ");
     assert_int_equal(fp8core_scaling_tensors(NULL), 0);
     assert_int_equal(fp8core_scaling_saved_bytes(NULL), 0);
+    assert_int_equal(fp8core_scaling_memory_bytes(NULL), 0);
     unsigned char *room = malloc(before.size + 1);
     assert_non_null(room);
     for (int more = -1; more <= 1; more += 2) {
@@ -1428,7 +1429,10 @@ static void products_at_the_edges(void **unused) {
     uint8_t codes[2][M * N];
     float inverse[2];
     options.beta = 0.0f;
+    const size_t bytes = fp8core_scaling_memory_bytes(scaling);
+    assert_true(bytes >= (size_t)fp8core_scaling_tensors(scaling) * 33);
     assert_ok(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, &d, NULL));
+    assert_int_equal(fp8core_scaling_memory_bytes(scaling), bytes + M * N * sizeof(float));
     inverse[0] = read_float(context, d.scale_inverse);
     test_download(context, codes[0], memory.codes, sizeof(codes[0]));
     // D = 3 D + product: about 4 times as much.

@@ -242,6 +242,10 @@ FP8CORE_API fp8core_status fp8core_scaling_get(fp8core_scaling *scaling, int64_t
  */
 FP8CORE_API fp8core_status fp8core_scaling_set_scale(fp8core_scaling *scaling, int64_t index, float scale);
 
+/** Bytes of device memory that the state holds now: what it was created with, and what fp8core_scaling_gemm() needed to
+ * measure products. NULL gives 0. Not at once with a call that may grow it. */
+FP8CORE_API size_t fp8core_scaling_memory_bytes(const fp8core_scaling *scaling);
+
 /** Bytes that fp8core_scaling_save() writes, fixed when the state is created. NULL gives 0. Thread-safe. */
 FP8CORE_API size_t fp8core_scaling_saved_bytes(const fp8core_scaling *scaling);
 
