@@ -135,6 +135,8 @@ struct fp8gpt_model {
   int64_t *token_rows;
   int32_t *token_starts;
   void *cache;
+  // Tokens in the cache.
+  int cached;
 };
 
 // Linear layers (linear.c). The input's rows become the layer's saved input.

@@ -516,7 +516,10 @@ fp8core_status fp8gpt_model_memory(const fp8gpt_model *model, fp8gpt_memory *mem
   }
   memory->activation_bytes = model->activation_bytes;
   memory->workspace_bytes = model->workspace_bytes + (int64_t)fp8core_context_workspace_bytes(model->context) +
-                            model->weight_bytes + model->gradient_bytes - memory->weight_bytes - memory->gradient_bytes;
+                            (int64_t)fp8core_scaling_memory_bytes(model->scaling) +
+                            (int64_t)fp8core_scaling_memory_bytes(model->evaluation_scaling) +
+                            (int64_t)fp8core_scaling_memory_bytes(model->weight_scaling) + model->weight_bytes +
+                            model->gradient_bytes - memory->weight_bytes - memory->gradient_bytes;
   return FP8CORE_OK;
 }
 

@@ -522,9 +522,13 @@ fp8core_status fp8gpt_model_next(fp8gpt_model *model, const int32_t *tokens, int
   if (position < 0 || count < 1 || (int64_t)position + count > model->config.sequence)
     return fp8gpt_invalid("position is %d and count %d, expected at least 0 and 1, and a sum of at most %d", position,
                           count, model->config.sequence);
+  if (position > model->cached)
+    return fp8gpt_invalid("position is %d, expected at most the %d tokens that were given before", position,
+                          model->cached);
   for (int i = 0; i < count; i++)
     if (tokens[i] < 0 || tokens[i] >= model->config.vocabulary)
       return fp8gpt_invalid("token %d is %d, expected 0 to %d", i, tokens[i], model->config.vocabulary - 1);
+  model->cached = position;
   pass now;
   memset(&now, 0, sizeof(now));
   now.sequences = 1;
@@ -566,5 +570,7 @@ fp8core_status fp8gpt_model_next(fp8gpt_model *model, const int32_t *tokens, int
   const fp8core_tensor result = fp8gpt_matrix(model, logits, FP8CORE_FP32, 1, model->config.vocabulary);
   fp8core_gemm_options options = fp8core_gemm_options_default();
   options.transpose_b = 1;
-  return fp8core_gemm(model->context, &options, &last, &model->parameters[model->output].weight, NULL, &result);
+  FP8GPT_TRY(fp8core_gemm(model->context, &options, &last, &model->parameters[model->output].weight, NULL, &result));
+  model->cached = position + count;
+  return FP8CORE_OK;
 }

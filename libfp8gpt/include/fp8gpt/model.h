@@ -5,8 +5,9 @@
  * its weight and the one that receives its gradient; an optimizer reads the gradients and writes the weights, in place
  * or in memory of its own that is bound with fp8gpt_model_bind_weight().
  *
- * Precision: FP8-LM, sections 2.1 and 2.4, and table 6. All memory is planned and allocated at creation; passes
- * allocate nothing. A model belongs to its context and is used by one thread at a time. The same weights, tokens, seed
+ * Precision: FP8-LM, sections 2.1 and 2.4, and table 6. All memory is planned and allocated at creation, but for what
+ * products need: the context's workspace, and memory in which FP8 products are measured, which grow with the first
+ * passes and stay. A model belongs to its context and is used by one thread at a time. The same weights, tokens, seed
  * and step give the same bits on any number of threads.
  */
 #ifndef FP8GPT_MODEL_H
@@ -148,8 +149,9 @@ FP8GPT_API fp8core_status fp8gpt_model_loss(fp8gpt_model *model, const fp8gpt_ba
 
 /**
  * Logits of the tokens that follow one sequence. Keys and values of earlier calls are kept: \p tokens continue the
- * sequence at \p position (0 starts a new one).
+ * sequence at \p position (0 starts a new one; one before the end goes on from there).
  *
+ * \param position at most the number of tokens that are kept, which a failed call sets back to its position.
  * \param count tokens given, at least 1; position + count at most the config's sequence.
  * \param logits receives [vocabulary] FP32 logits after the last token, in host memory.
  */
@@ -163,11 +165,11 @@ typedef struct fp8gpt_memory {
   int64_t gradient_bytes;
   /** Kept from forward to backward. */
   int64_t activation_bytes;
-  /** Used within a pass, scales and tables. */
+  /** Used within a pass, scales and tables; with the context's workspace, which all models of a context share. */
   int64_t workspace_bytes;
 } fp8gpt_memory;
 
-/** Exact bytes that the model holds on its device; bound weights count as weights. */
+/** Exact bytes that the model holds on its device now (see above for what grows); bound weights count as weights. */
 FP8GPT_API fp8core_status fp8gpt_model_memory(const fp8gpt_model *model, fp8gpt_memory *memory);
 
 /** Number of tensors with a scale of their own (activations, output gradients, weight gradients), 0 without FP8. */
