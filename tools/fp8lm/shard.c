@@ -1,0 +1,197 @@
+#include "shard.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "input.h"
+
+enum { MAGIC_16 = 20240520, VERSION_16 = 1, MAGIC_32 = 20240801, VERSION_32 = 7 };
+
+static const struct {
+  uint32_t magic;
+  const char *what;
+} foreign[] = {
+  {20240522, "an evaluation file of llm.c, not its tokens"},
+  {20240326, "a model of llm.c, not tokens"},
+  {20240327, "a debug state of llm.c, not tokens"},
+  {20240328, "a tokenizer of llm.c, not tokens"},
+  {20240335, "an optimizer state of llm.c, not tokens"},
+  {0x49444d4d /* MMDI */, "an index of Megatron (.idx), not a shard of llm.c"},
+  {0x04034b50, "a zip archive"},
+  {0x587a37fd, "compressed by xz: decompress it first"},
+  {0xfd2fb528, "compressed by zstd: decompress it first"},
+};
+
+static uint32_t crc_tables[8][256];
+
+static void fill_crc_tables(void) {
+  for (uint32_t i = 0; i < 256; i++) {
+    uint32_t crc = i;
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? UINT32_C(0xEDB88320) : 0);
+    crc_tables[0][i] = crc;
+  }
+  for (uint32_t i = 0; i < 256; i++) {
+    for (int k = 1; k < 8; k++)
+      crc_tables[k][i] = crc_tables[k - 1][i] >> 8 ^ crc_tables[0][crc_tables[k - 1][i] & 255];
+  }
+}
+
+uint32_t fp8lm_crc32(uint32_t crc, const void *bytes, size_t size) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, fill_crc_tables);
+  const unsigned char *next = bytes;
+  crc = ~crc;
+  // Eight bytes at a time, each by a table of its own.
+  for (; size >= 8; size -= 8, next += 8) {
+    uint32_t words[2];
+    memcpy(words, next, 8);
+    const uint32_t low = le32toh(words[0]) ^ crc;
+    const uint32_t high = le32toh(words[1]);
+    crc = crc_tables[7][low & 255] ^ crc_tables[6][low >> 8 & 255] ^ crc_tables[5][low >> 16 & 255] ^
+          crc_tables[4][low >> 24] ^ crc_tables[3][high & 255] ^ crc_tables[2][high >> 8 & 255] ^
+          crc_tables[1][high >> 16 & 255] ^ crc_tables[0][high >> 24];
+  }
+  for (; size; size--) crc = crc >> 8 ^ crc_tables[0][(crc ^ *next++) & 255];
+  return ~crc;
+}
+
+static uint32_t number_at(const unsigned char *header, size_t index) {
+  uint32_t value;
+  memcpy(&value, header + 4 * index, 4);
+  return le32toh(value);
+}
+
+fp8core_status fp8lm_shard_from_memory(fp8lm_shard *shard, const void *memory, size_t bytes) {
+  const unsigned char *header = memory;
+  memset(shard, 0, sizeof(*shard));
+  if (bytes == 0) return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA, "the file is empty");
+  const uint32_t magic = bytes >= 4 ? number_at(header, 0) : 0;
+  if (magic != MAGIC_16 && magic != MAGIC_32) {
+    const char *what = "not a token shard";
+    for (size_t i = 0; i < sizeof(foreign) / sizeof(foreign[0]); i++) {
+      if (magic == foreign[i].magic) what = foreign[i].what;
+    }
+    if (__builtin_bswap32(magic) == MAGIC_16 || __builtin_bswap32(magic) == MAGIC_32) what = "of the other byte order";
+    return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
+                                  "the file is %s: it begins with %" PRIu32 ", a shard with %d or %d", what, magic,
+                                  MAGIC_16, MAGIC_32);
+  }
+  if (bytes < FP8LM_SHARD_HEADER_BYTES) {
+    return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
+                                  "the file has %zu bytes, its header alone should have %zu: it is cut off", bytes,
+                                  FP8LM_SHARD_HEADER_BYTES);
+  }
+  const uint32_t version = number_at(header, 1);
+  const uint32_t known = magic == MAGIC_16 ? VERSION_16 : VERSION_32;
+  if (version != known) {
+    return fp8core_set_last_error(
+      version > known && version <= INT32_MAX ? FP8CORE_ERROR_NOT_SUPPORTED : FP8CORE_ERROR_CORRUPT_DATA,
+      "version %" PRId32 " of the format, only %" PRIu32 " can be read", (int32_t)version, known);
+  }
+  const uint32_t count = number_at(header, 2);
+  if (count == 0 || count > FP8LM_SHARD_MAX_TOKENS) {
+    return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
+                                  "the header says %" PRId32 " tokens, expected 1 to %" PRId32, (int32_t)count,
+                                  FP8LM_SHARD_MAX_TOKENS);
+  }
+  const unsigned width = magic == MAGIC_16 ? 2 : 4;
+  const uint64_t expected = FP8LM_SHARD_HEADER_BYTES + (uint64_t)count * width;
+  if (bytes != expected) {
+    return fp8core_set_last_error(
+      FP8CORE_ERROR_CORRUPT_DATA, "the file has %zu bytes, but its header and %" PRIu32 " tokens have %" PRIu64 ": %s",
+      bytes, count, expected, bytes < expected ? "it is cut off" : "something follows them");
+  }
+  const uint32_t has_checksum = number_at(header, 4);
+  if (has_checksum > 1) {
+    return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA, "number 4 of the header is %" PRIu32 ", expected 0 or 1",
+                                  has_checksum);
+  }
+  shard->count = count;
+  shard->width = width;
+  shard->vocabulary = number_at(header, 3);
+  shard->has_checksum = (int)has_checksum;
+  shard->checksum = number_at(header, 5);
+  shard->tokens = header + FP8LM_SHARD_HEADER_BYTES;
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8lm_shard_open(fp8lm_shard *shard, const char *path) {
+  memset(shard, 0, sizeof(*shard));
+  fp8lm_input input;
+  fp8core_status status = fp8lm_input_open(&input, path);
+  if (status != FP8CORE_OK) return status;
+  if (input.size == 0) {
+    fp8lm_input_close(&input);
+    return fp8lm_shard_from_memory(shard, "", 0);
+  }
+  const size_t bytes = (size_t)input.size;
+  void *mapping =
+    bytes == input.size ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, input.descriptor, 0) : (errno = EFBIG, MAP_FAILED);
+  const int reason = errno;
+  fp8lm_input_close(&input);
+  if (mapping == MAP_FAILED) {
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot map its %zu bytes: %s", bytes, strerror(reason));
+  }
+  status = fp8lm_shard_from_memory(shard, mapping, bytes);
+  if (status != FP8CORE_OK) {
+    (void)munmap(mapping, bytes);
+    return status;
+  }
+  shard->mapping = mapping;
+  shard->mapping_bytes = bytes;
+  return FP8CORE_OK;
+}
+
+void fp8lm_shard_read(const fp8lm_shard *shard, uint64_t first, size_t count, int32_t *tokens) {
+  const unsigned char *next = shard->tokens + first * shard->width;
+  if (shard->width == 2) {
+    for (size_t i = 0; i < count; i++) {
+      uint16_t token;
+      memcpy(&token, next + 2 * i, 2);
+      tokens[i] = le16toh(token);
+    }
+  } else {
+    for (size_t i = 0; i < count; i++) {
+      const uint32_t token = number_at(next, i);
+      tokens[i] = token > INT32_MAX ? INT32_MAX : (int32_t)token;
+    }
+  }
+}
+
+fp8core_status fp8lm_shard_check(const fp8lm_shard *shard, uint32_t vocabulary) {
+  const uint32_t bound = vocabulary ? vocabulary : shard->vocabulary;
+  uint32_t crc = 0;
+  int32_t block[4096];
+  for (uint64_t first = 0; first < shard->count; first += 4096) {
+    const size_t count = shard->count - first < 4096 ? (size_t)(shard->count - first) : 4096;
+    fp8lm_shard_read(shard, first, count, block);
+    uint32_t largest = 0;
+    for (size_t i = 0; i < count; i++) largest = (uint32_t)block[i] > largest ? (uint32_t)block[i] : largest;
+    for (size_t i = 0; bound && largest >= bound && i < count; i++) {
+      if ((uint32_t)block[i] >= bound) {
+        return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
+                                      "token %" PRIu64 " is %" PRId32 ", the vocabulary has %" PRIu32, first + i,
+                                      block[i], bound);
+      }
+    }
+    if (shard->has_checksum) crc = fp8lm_crc32(crc, shard->tokens + first * shard->width, count * shard->width);
+  }
+  if (shard->has_checksum && crc != shard->checksum) {
+    return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
+                                  "the checksum of the tokens is %08" PRIx32 ", the header says %08" PRIx32, crc,
+                                  shard->checksum);
+  }
+  return FP8CORE_OK;
+}
+
+void fp8lm_shard_close(fp8lm_shard *shard) {
+  if (shard->mapping) (void)munmap(shard->mapping, shard->mapping_bytes);
+  memset(shard, 0, sizeof(*shard));
+}
