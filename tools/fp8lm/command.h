@@ -62,6 +62,7 @@ int fp8lm_parse_real(const char *prefix, const char *option, const char *text, d
 /** The subcommands, one file each. */
 int fp8lm_bench(int argc, char **argv);
 int fp8lm_bench_core(int argc, char **argv);
+int fp8lm_data(int argc, char **argv);
 int fp8lm_inspect(int argc, char **argv);
 
 #endif

@@ -8,6 +8,7 @@ static int help(int argc, char **argv);
 
 static const fp8lm_command commands[] = {
   {"bench", "measure kernels beside the machine's own limits", fp8lm_bench},
+  {"data", "make training data: tokenize text, train a BPE", fp8lm_data},
   {"inspect", "show what quantisation does to the tensors of a file", fp8lm_inspect},
   {"help", "describe a command: fp8lm help COMMAND", help},
   {NULL, NULL, NULL},
@@ -34,8 +35,8 @@ static int help(int argc, char **argv) {
     print_help();
     return FP8LM_EXIT_SUCCESS;
   }
-  // Of the commands, bench alone has others below it.
-  const int most = strcmp(argv[1], "bench") == 0 ? 3 : 2;
+  // Of the commands, these have others below them.
+  const int most = strcmp(argv[1], "bench") == 0 || strcmp(argv[1], "data") == 0 ? 3 : 2;
   if (argc > most)
     return fp8lm_complain(FP8LM_EXIT_USAGE, "fp8lm help", "unexpected argument '%s'; see 'fp8lm --help'", argv[most]);
   // "help bench core" runs "bench core --help".
