@@ -47,6 +47,8 @@ void fp8lm_data_catch_signals(void) {
   (void)sigaction(SIGINT, &action, NULL);
   (void)sigaction(SIGTERM, &action, NULL);
   (void)sigaction(SIGHUP, &action, NULL);
+  // A limit on the size of files is an error of write(), as a full disk is.
+  (void)signal(SIGXFSZ, SIG_IGN);
 }
 
 double fp8lm_data_seconds(void) {

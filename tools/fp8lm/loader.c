@@ -348,33 +348,39 @@ static int parse_weight(const char *text, double *weight) {
   return *end == '\0';
 }
 
-// Shares of WEIGHT_SUM, at least 1 each, by the largest remainder.
+// Shares of WEIGHT_SUM by the largest remainder; a source that would have none gets one from the largest.
 static fp8core_status fill_slots(mixture *all) {
   double sum = 0.0;
   for (size_t i = 0; i < all->count; i++) sum += all->sources[i].weight;
   all->slots = calloc(all->count + 1, sizeof(uint32_t));
-  double *shares = malloc(all->count * sizeof(double));
-  if (!all->slots || !shares) {
-    free(shares);
+  double *rests = malloc(all->count * sizeof(double));
+  if (!all->slots || !rests) {
+    free(rests);
     return out_of_memory();
   }
-  uint32_t left = WEIGHT_SUM - (uint32_t)all->count;
-  const double divisible = left;
+  uint32_t *const shares = all->slots + 1;
+  uint32_t left = WEIGHT_SUM;
   for (size_t i = 0; i < all->count; i++) {
-    shares[i] = all->sources[i].weight / sum * divisible;
-    const double whole = floor(shares[i]);
-    all->slots[i + 1] = 1 + (uint32_t)whole;
-    left -= (uint32_t)whole < left ? (uint32_t)whole : left;
-    shares[i] -= whole;
+    const double exact = all->sources[i].weight / sum * WEIGHT_SUM;
+    shares[i] = (uint32_t)exact < left ? (uint32_t)exact : left;
+    rests[i] = exact - (double)shares[i];
+    left -= shares[i];
   }
-  while (left--) {
+  for (; left; left--) {
     size_t best = 0;
-    for (size_t i = 1; i < all->count; i++) best = shares[i] > shares[best] ? i : best;
-    all->slots[best + 1]++;
-    shares[best] -= 1.0;
+    for (size_t i = 1; i < all->count; i++) best = rests[i] > rests[best] ? i : best;
+    shares[best]++;
+    rests[best] -= 1.0;
   }
-  for (size_t i = 0; i < all->count; i++) all->slots[i + 1] += all->slots[i];
-  free(shares);
+  for (size_t i = 0; i < all->count; i++) {
+    if (shares[i]) continue;
+    size_t largest = 0;
+    for (size_t k = 1; k < all->count; k++) largest = shares[k] > shares[largest] ? k : largest;
+    shares[largest]--;
+    shares[i] = 1;
+  }
+  for (size_t i = 1; i < all->count; i++) shares[i] += shares[i - 1];
+  free(rests);
   return FP8CORE_OK;
 }
 

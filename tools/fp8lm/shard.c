@@ -23,7 +23,7 @@ static const struct {
   {20240327, "a debug state of llm.c, not tokens"},
   {20240328, "a tokenizer of llm.c, not tokens"},
   {20240335, "an optimizer state of llm.c, not tokens"},
-  {0x49444d4d /* MMDI */, "an index of Megatron (.idx), not a shard of llm.c"},
+  {0x44494d4d /* MMID */, "an index of Megatron (.idx), not a shard of llm.c"},
   {0x04034b50, "a zip archive"},
   {0x587a37fd, "compressed by xz: decompress it first"},
   {0xfd2fb528, "compressed by zstd: decompress it first"},
