@@ -2,7 +2,6 @@
 // length against a merge that is written as it is defined.
 #include "support.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -187,6 +186,12 @@ static void test_special_token(void **state) {
   }
 }
 
+static size_t put_text(char *out, const unsigned char *text) {
+  const size_t length = strlen((const char *)text);
+  memcpy(out, text, length);
+  return length;
+}
+
 // The definition: again and again the pair of the lowest rank, of several the first. Ranks are the order in the text.
 static size_t merge_by_definition(const fp8lm_trained *trained, const unsigned char *word, size_t length,
                                   unsigned char (*parts)[256]) {
@@ -202,7 +207,13 @@ static size_t merge_by_definition(const fp8lm_trained *trained, const unsigned c
     size_t place = 0;
     for (size_t i = 0; i + 1 < count; i++) {
       char line[600];
-      (void)snprintf(line, sizeof(line), "\n%s %s\n", (char *)parts[i], (char *)parts[i + 1]);
+      size_t used = 0;
+      line[used++] = '\n';
+      used += put_text(line + used, parts[i]);
+      line[used++] = ' ';
+      used += put_text(line + used, parts[i + 1]);
+      line[used++] = '\n';
+      line[used] = '\0';
       const char *found = strstr(trained->merges, line);
       if (found && (!best || found < best)) {
         best = found;
