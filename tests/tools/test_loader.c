@@ -246,10 +246,10 @@ static void test_weights(void **state) {
       unsigned char *mark = &seen[sample.source][sample.sequence];
       assert_int_equal(*mark, sample.epoch % 256);
       *mark = (unsigned char)(*mark + 1);
-      // 16 for the order, the rest for weights in steps of 2^-16.
+      // 16 for the order; the rest for weights in steps of 2^-16.
       const double expected = share * (double)(i + 1);
       const double off = (double)counts[0] - expected;
-      assert_true(off > -18.0 - 3.1e-5 * (double)i && off < 18.0 + 3.1e-5 * (double)i);
+      assert_true(off > -16.0 - 3.1e-5 * (double)i && off < 16.0 + 3.1e-5 * (double)i);
     }
     fp8lm_loader_destroy(&loader);
   }
