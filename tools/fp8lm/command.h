@@ -64,5 +64,6 @@ int fp8lm_bench(int argc, char **argv);
 int fp8lm_bench_core(int argc, char **argv);
 int fp8lm_data(int argc, char **argv);
 int fp8lm_inspect(int argc, char **argv);
+int fp8lm_report(int argc, char **argv);
 
 #endif

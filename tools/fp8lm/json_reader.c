@@ -1,5 +1,7 @@
 #include "json_reader.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "utf8.h"
@@ -267,6 +269,31 @@ static fp8core_status skip_word(fp8lm_json *json, const char *word) {
   }
   json->cursor += length;
   return FP8CORE_OK;
+}
+
+fp8core_status fp8lm_json_real(fp8lm_json *json, double *value) {
+  if (fp8lm_json_peek(json) != FP8LM_JSON_NUMBER) return fp8lm_json_expected(json, "a number");
+  char *start = json->cursor;
+  const fp8core_status status = skip_number(json);
+  if (status != FP8CORE_OK) return status;
+  // The text need not end in a NUL, which strtod() wants.
+  char text[64];
+  const size_t length = (size_t)(json->cursor - start);
+  if (length < sizeof(text)) {
+    memcpy(text, start, length);
+    text[length] = '\0';
+    *value = strtod(text, NULL);
+    if (isfinite(*value)) return FP8CORE_OK;
+  }
+  json->cursor = start;
+  return fp8lm_json_expected(json, "a number of less than 64 characters that a double holds");
+}
+
+fp8core_status fp8lm_json_boolean(fp8lm_json *json, int *value) {
+  const fp8lm_json_type type = fp8lm_json_peek(json);
+  if (type != FP8LM_JSON_TRUE && type != FP8LM_JSON_FALSE) return fp8lm_json_expected(json, "true or false");
+  *value = type == FP8LM_JSON_TRUE;
+  return skip_word(json, *value ? "true" : "false");
 }
 
 // A number, string or word, or the start of an object or array.

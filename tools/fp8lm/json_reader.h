@@ -67,6 +67,12 @@ fp8core_status fp8lm_json_string(fp8lm_json *json, char **text, size_t *length);
 /** Reads an integer from 0 to 2^64 - 1, written without fraction or exponent. */
 fp8core_status fp8lm_json_unsigned(fp8lm_json *json, uint64_t *value);
 
+/** Reads a number, rounded to the nearest double; one beyond the range of doubles is refused. */
+fp8core_status fp8lm_json_real(fp8lm_json *json, double *value);
+
+/** Reads true (1) or false (0). */
+fp8core_status fp8lm_json_boolean(fp8lm_json *json, int *value);
+
 /** Checks and passes over a value of any type. */
 fp8core_status fp8lm_json_skip(fp8lm_json *json);
 

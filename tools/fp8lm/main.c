@@ -10,6 +10,7 @@ static const fp8lm_command commands[] = {
   {"bench", "measure kernels beside the machine's own limits", fp8lm_bench},
   {"data", "make training data: tokenize text, train a BPE", fp8lm_data},
   {"inspect", "show what quantisation does to the tensors of a file", fp8lm_inspect},
+  {"report", "write a page that shows training runs beside each other", fp8lm_report},
   {"help", "describe a command: fp8lm help COMMAND", help},
   {NULL, NULL, NULL},
 };
