@@ -123,12 +123,14 @@
       event.preventDefault();
       // By a hundredth of the steps, but at least to the next value.
       const start = chart.step === null ? (way > 0 ? first : last) : chart.step;
-      let step = start + (way * (last - first)) / 100;
+      let next = null;
       for (const series of chart.data.series) {
         if (!shows(series.run)) continue;
-        const next = way > 0 ? series.x.find((x) => x > start) : series.x.findLast((x) => x < start);
-        if (next !== undefined && Math.abs(next - start) > Math.abs(step - start)) step = next;
+        const found = way > 0 ? series.x.find((x) => x > start) : series.x.findLast((x) => x < start);
+        if (found !== undefined && (next === null || Math.abs(found - start) < Math.abs(next - start))) next = found;
       }
+      let step = start + (way * (last - first)) / 100;
+      if (next !== null && Math.abs(next - start) > Math.abs(step - start)) step = next;
       show(chart, Math.min(last, Math.max(first, step)));
     });
   }

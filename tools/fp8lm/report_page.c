@@ -9,8 +9,8 @@
 #include "report_assets.h"
 #include "report_html.h"
 
-// A spike is a loss above the mean of the last hundred steps or so by a tenth of it and by eight mean deviations.
-#define SPIKE_STEPS 100.0
+// A spike is a loss above the mean of the last thirty steps or so by a tenth of it and by eight mean deviations.
+#define SPIKE_STEPS 30.0
 #define SPIKE_DEVIATIONS 8.0
 #define SPIKE_SHARE 0.1
 #define SPIKE_WARMUP 20
