@@ -168,6 +168,7 @@ static void fill_ties(update_case *c, unsigned char *const at[BUFFERS]) {
   fp8optim_constants *k = &c->job.constants;
   k->exp_avg_keep = FACTOR;
   k->exp_avg_gradient = FACTOR;
+  k->exp_avg_shrink = random_bits() % 2 ? FACTOR * 0.25f : 0.0f;
   k->exp_avg_sq_keep = FACTOR;
   k->exp_avg_sq_gradient = FACTOR * 0.5f;
   k->eps = 1.0f;
