@@ -18,6 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import formats  # noqa: E402
 
 FP8LM = sys.argv[1]
+COMMANDS = "bench, data, inspect, report, help"
 SLOW = "--slow" in sys.argv
 
 
@@ -815,12 +816,12 @@ class Usage(unittest.TestCase):
             self.assertIn(message, err)
 
     def test_commands(self):
-        self.wrong("no command given; commands are bench, inspect, help")
-        self.wrong("unknown command 'inspct'; commands are bench, inspect, help", "inspct")
-        self.wrong("unknown option '--foo'; commands are bench, inspect, help", "--foo")
+        self.wrong("no command given; commands are " + COMMANDS)
+        self.wrong("unknown command 'inspct'; commands are " + COMMANDS, "inspct")
+        self.wrong("unknown option '--foo'; commands are " + COMMANDS, "--foo")
         self.wrong("fp8lm bench: no benchmark given; benchmarks are core", "bench")
         self.wrong("fp8lm bench: unknown benchmark 'x'; benchmarks are core", "bench", "x")
-        self.wrong("unknown command 'x'; commands are bench, inspect, help", "help", "x")
+        self.wrong("unknown command 'x'; commands are " + COMMANDS, "help", "x")
 
     def test_help(self):
         for arguments in (["--help"], ["-h"], ["help"], ["help", "help"]):

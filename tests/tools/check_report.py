@@ -16,7 +16,7 @@ import tempfile
 import time
 import unittest
 
-FP8LM = sys.argv[1]
+FP8LM = os.path.abspath(sys.argv[1])
 SLOW = "--slow" in sys.argv
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
