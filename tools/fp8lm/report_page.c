@@ -448,7 +448,7 @@ static void put_loss_cell(page *p, size_t run, double loss, const double *first_
     print(p, "<br><small>%+.4f", of_run - of_first);
     if (of_first != 0.0) print(p, ", %+.2f&#8239;%%", 100.0 * (of_run - of_first) / fabs(of_first));
     if (step < steps[count - 1] || step < first_steps[first_count - 1]) {
-      put(p, " at step ");
+      put(p, "<br>at step ");
       put_step_text(p, (int64_t)step);
     }
     put(p, "</small>");
@@ -771,8 +771,9 @@ static void put_memory(page *p) {
   put(p, "</div>\n<div class=\"scroll\"><table class=\"figures\"><thead><tr><th scope=\"col\">Run</th>");
   for (int c = 0; c < FP8LM_LOG_MEMORY_CLASSES; c++) {
     print(p,
-          "<th scope=\"col\"><svg class=\"swatch\" viewBox=\"0 0 12 12\" aria-hidden=\"true\"><rect class=\"m%d\" "
-          "width=\"12\" height=\"12\"/></svg>%s</th>",
+          "<th scope=\"col\"><span class=\"class\"><svg class=\"swatch\" viewBox=\"0 0 12 12\" "
+          "aria-hidden=\"true\"><rect class=\"m%d\" "
+          "width=\"12\" height=\"12\"/></svg>%s</span></th>",
           c, class_names[c]);
   }
   put(p, "<th scope=\"col\">Model states</th><th scope=\"col\">Together</th>");
