@@ -206,6 +206,30 @@ FP8OPTIM_API fp8core_status fp8optim_adamw_state(const fp8optim_adamw *adamw, in
 FP8OPTIM_API fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_state state,
                                                      const fp8core_tensor *source);
 
+/**
+ * What fp8optim_adamw_state() does not tell of a part: the scale in host memory, and the amax from which the next step
+ * chooses scales (0 for weights). With the data that fp8optim_adamw_state() describes and fp8optim_adamw_steps(), all
+ * that a file of the caller's own format needs for a bit-exact resume. Waits for the device.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for an index or state out of range, the weight of a tensor without one, NULL.
+ */
+FP8OPTIM_API fp8core_status fp8optim_adamw_get_stored(const fp8optim_adamw *adamw, int64_t index, fp8optim_state state,
+                                                      float *scale, float *amax);
+
+/**
+ * Sets one part to what it was: the counterpart of fp8optim_adamw_get_stored(). Unlike fp8optim_adamw_set_state() it
+ * neither casts nor chooses, and setting the master leaves the weight alone. Call fp8optim_adamw_set_steps() too. Waits
+ * for the device.
+ *
+ * \param data as many elements as the parameter has, contiguous, in the part's dtype, in host or the context's device
+ *        memory; not looked at.
+ * \param scale in [2^-126, 2^126].
+ * \param amax finite, at least 0; not used for weights.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT also for a scale or amax out of range; nothing is changed then.
+ */
+FP8OPTIM_API fp8core_status fp8optim_adamw_set_stored(fp8optim_adamw *adamw, int64_t index, fp8optim_state state,
+                                                      const void *data, float scale, float amax);
+
 /** Number of steps that were taken; skipped ones are not counted. Waits for the device. NULL gives 0. */
 FP8OPTIM_API int64_t fp8optim_adamw_steps(const fp8optim_adamw *adamw);
 
