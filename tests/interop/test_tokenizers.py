@@ -52,21 +52,73 @@ def code_point(generator):
     if kind < 0.4:
         return generator.choice(b"\0\t\n\v\f\r\x1c\x1d\x1e\x1f \x7f")
     if kind < 0.5:
-        return generator.choice([0x85, 0xA0, 0x1680, 0x180E, 0x2000, 0x200A, 0x200B, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000, 0xFEFF, 0xFFFD])
+        return generator.choice(
+            [0x85, 0xA0, 0x1680, 0x180E, 0x2000, 0x200A, 0x200B, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000, 0xFEFF, 0xFFFD]
+        )
     if kind < 0.6:
         return generator.randrange(0xA0, 0x600)
     if kind < 0.7:
-        return generator.choice([generator.randrange(0x4E00, 0xA000), generator.randrange(0xAC00, 0xD7A4), generator.randrange(0x900, 0xE00)])
+        return generator.choice(
+            [
+                generator.randrange(0x4E00, 0xA000),
+                generator.randrange(0xAC00, 0xD7A4),
+                generator.randrange(0x900, 0xE00),
+            ]
+        )
     if kind < 0.8:
-        return generator.choice([generator.randrange(0x1F300, 0x1FB00), 0x200D, 0xFE0F, 0x1F3FB, 0x20E3, generator.randrange(0x1F1E6, 0x1F200)])
+        return generator.choice(
+            [
+                generator.randrange(0x1F300, 0x1FB00),
+                0x200D,
+                0xFE0F,
+                0x1F3FB,
+                0x20E3,
+                generator.randrange(0x1F1E6, 0x1F200),
+            ]
+        )
     while True:
         c = generator.randrange(0x110000)
         if not 0xD800 <= c < 0xE000:
             return c
 
 
-EMOJI = ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466", "\U0001f3f3\ufe0f\u200d\U0001f308", "\U0001f1ea\U0001f1fa", "1\ufe0f\u20e3", "\U0001f44d\U0001f3fd", "\u2764\ufe0f"]
-PIECES = ["don't", "we'll", "I'VE", "they're'd", "''s", "'tis", " 's", "x=1;", "  \n\n  ", "\r\n", "\t\tif (a < b) {", "3.14159", "2026-11-30", "https://example.org/a?b=%20c", "\u4f60\u597d\uff0c\u4e16\u754c\u3002", "\u0627\u0644\u0639\u0631\u0628\u064a\u0629", "na\u00efve", "e\u0301", "\u0939\u093f\u0928\u094d\u0926\u0940", "\u00bd\u00b2\u2167\u0967", END, "<|end", "oftext|>", "\ud55c\uad6d\uc5b4", " \u00a0 ", "\u3000"]
+EMOJI = [
+    "\U0001f600",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466",
+    "\U0001f3f3\ufe0f\u200d\U0001f308",
+    "\U0001f1ea\U0001f1fa",
+    "1\ufe0f\u20e3",
+    "\U0001f44d\U0001f3fd",
+    "\u2764\ufe0f",
+]
+PIECES = [
+    "don't",
+    "we'll",
+    "I'VE",
+    "they're'd",
+    "''s",
+    "'tis",
+    " 's",
+    "x=1;",
+    "  \n\n  ",
+    "\r\n",
+    "\t\tif (a < b) {",
+    "3.14159",
+    "2026-11-30",
+    "https://example.org/a?b=%20c",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629",
+    "na\u00efve",
+    "e\u0301",
+    "\u0939\u093f\u0928\u094d\u0926\u0940",
+    "\u00bd\u00b2\u2167\u0967",
+    END,
+    "<|end",
+    "oftext|>",
+    "\ud55c\uad6d\uc5b4",
+    " \u00a0 ",
+    "\u3000",
+]
 
 
 def mixed_text(generator, size):
@@ -84,7 +136,9 @@ def mixed_text(generator, size):
         elif kind < 0.9:
             out.write(generator.choice(EMOJI) * generator.randrange(1, 4))
         else:
-            out.write(generator.choice(" \n\t\u00a0ab1!\u4e00") * generator.choice([1, 2, 3, 23, 24, 25, 47, 48, 49, 50, 300]))
+            out.write(
+                generator.choice(" \n\t\u00a0ab1!\u4e00") * generator.choice([1, 2, 3, 23, 24, 25, 47, 48, 49, 50, 300])
+            )
         out.write(generator.choice(["", " ", " ", "\n", "  ", "\n\n"]))
     return out.getvalue()
 
@@ -100,7 +154,19 @@ def broken_bytes(generator, text):
         elif kind < 0.75:
             del data[place : place + generator.randrange(1, 4)]
         else:
-            data[place:place] = generator.choice([b"\xf0\x9f", b"\xe2\x82", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xff\xfe", b"\x80", b"\xe0\x80\x80", b"\xf8\x88"])
+            data[place:place] = generator.choice(
+                [
+                    b"\xf0\x9f",
+                    b"\xe2\x82",
+                    b"\xc0\xaf",
+                    b"\xed\xa0\x80",
+                    b"\xf4\x90\x80\x80",
+                    b"\xff\xfe",
+                    b"\x80",
+                    b"\xe0\x80\x80",
+                    b"\xf8\x88",
+                ]
+            )
     return bytes(data)
 
 
@@ -113,7 +179,9 @@ class Tokenizers(unittest.TestCase):
         cls.models = {}
         for name, text, size in (("kjv", KJV, 8192), ("mixed", cls.mixed, 20000)):
             model = ByteLevelBPETokenizer()
-            model.train_from_iterator([text], vocab_size=size, min_frequency=2, special_tokens=[END], show_progress=False)
+            model.train_from_iterator(
+                [text], vocab_size=size, min_frequency=2, special_tokens=[END], show_progress=False
+            )
             folder = cls.path(name)
             os.mkdir(folder)
             model.save_model(folder)
@@ -134,7 +202,14 @@ class Tokenizers(unittest.TestCase):
         return self.path(name)
 
     def model_options(self, name):
-        return ["--tokenizer", "gpt2", "--vocab-file", self.path(name) + "/vocab.json", "--merge-file", self.path(name) + "/merges.txt"]
+        return [
+            "--tokenizer",
+            "gpt2",
+            "--vocab-file",
+            self.path(name) + "/vocab.json",
+            "--merge-file",
+            self.path(name) + "/merges.txt",
+        ]
 
     def tokenize(self, model, *arguments, text=None):
         prefix = self.path("out")
@@ -143,8 +218,13 @@ class Tokenizers(unittest.TestCase):
 
     def compare(self, tokens, expected, what):
         if tokens != expected:
-            first = next((i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b), min(len(tokens), len(expected)))
-            self.fail("%s: token %d differs: %s, expected %s" % (what, first, tokens[first : first + 5], expected[first : first + 5]))
+            first = next(
+                (i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b), min(len(tokens), len(expected))
+            )
+            self.fail(
+                "%s: token %d differs: %s, expected %s"
+                % (what, first, tokens[first : first + 5], expected[first : first + 5])
+            )
 
     def compare_files(self, folder, expected):
         for name in ("vocab.json", "merges.txt"):
@@ -157,15 +237,23 @@ class Tokenizers(unittest.TestCase):
                 path = self.write("text.txt", text.encode())
                 expected = self.models[model].encode(text).ids
                 for threads in ("1", "3"):
-                    self.compare(self.tokenize(model, "--threads", threads, path), expected, "%s with %s" % (name, model))
-                self.assertEqual(run("decode", *self.model_options(model), self.path("out_train_000000.bin")), text.encode())
+                    self.compare(
+                        self.tokenize(model, "--threads", threads, path), expected, "%s with %s" % (name, model)
+                    )
+                self.assertEqual(
+                    run("decode", *self.model_options(model), self.path("out_train_000000.bin")), text.encode()
+                )
 
     def test_every_code_point(self):
         # As a neighbour of a letter, a number, another character, white space and itself.
         everything = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
         for start in range(0, len(everything), 65536):
             text = "".join("a%s1%s!%s %s\n%s%s" % ((c,) * 6) for c in everything[start : start + 65536])
-            self.compare(self.tokenize("mixed", "-", text=text.encode()), self.models["mixed"].encode(text).ids, "from U+%04X on" % ord(everything[start]))
+            self.compare(
+                self.tokenize("mixed", "-", text=text.encode()),
+                self.models["mixed"].encode(text).ids,
+                "from U+%04X on" % ord(everything[start]),
+            )
 
     def test_broken_utf8(self):
         for seed in range(4):
@@ -179,15 +267,30 @@ class Tokenizers(unittest.TestCase):
 
     def test_long_words(self):
         generator = random.Random(3)
-        for text in ("a" * 100000, "".join(generator.choice("abcde") for _ in range(100000)), " " * 70000 + "x", "=-" * 50000, "\u4e00" * 50000, "".join(generator.choice(KJV) for _ in range(100000)).replace(" ", "")):
+        for text in (
+            "a" * 100000,
+            "".join(generator.choice("abcde") for _ in range(100000)),
+            " " * 70000 + "x",
+            "=-" * 50000,
+            "\u4e00" * 50000,
+            "".join(generator.choice(KJV) for _ in range(100000)).replace(" ", ""),
+        ):
             for model in self.models:
-                self.compare(self.tokenize(model, "-", text=text.encode()), self.models[model].encode(text).ids, text[:10])
+                self.compare(
+                    self.tokenize(model, "-", text=text.encode()), self.models[model].encode(text).ids, text[:10]
+                )
 
     def test_special_token(self):
         model = ByteLevelBPETokenizer(self.path("mixed") + "/vocab.json", self.path("mixed") + "/merges.txt")
         model.add_special_tokens([AddedToken(END, normalized=False)])
         generator = random.Random(5)
-        text = "".join(mixed_text(generator, generator.randrange(1, 2000)) + generator.choice(["", " ", "  \n"]) + END + generator.choice(["", "\n\n", END[:7]]) for _ in range(500))
+        text = "".join(
+            mixed_text(generator, generator.randrange(1, 2000))
+            + generator.choice(["", " ", "  \n"])
+            + END
+            + generator.choice(["", "\n\n", END[:7]])
+            for _ in range(500)
+        )
         tokens = self.tokenize("mixed", "--parse-special", "-", text=text.encode())
         self.compare(tokens, model.encode(text).ids, "special")
         self.assertIn(0, tokens)
@@ -196,7 +299,9 @@ class Tokenizers(unittest.TestCase):
     def test_jsonl(self):
         generator = random.Random(11)
         documents = [mixed_text(generator, generator.randrange(0, 5000)) for _ in range(700)] + [""]
-        lines = "\n".join(json.dumps({"id": i, "text": d, "more": [d]}, ensure_ascii=i % 2 == 0) for i, d in enumerate(documents))
+        lines = "\n".join(
+            json.dumps({"id": i, "text": d, "more": [d]}, ensure_ascii=i % 2 == 0) for i, d in enumerate(documents)
+        )
         path = self.write("documents.jsonl", lines.encode())
         expected = []
         for document in documents:
@@ -209,7 +314,17 @@ class Tokenizers(unittest.TestCase):
             path = self.write("train.txt", text.encode())
             for threads in ("1", "3"):
                 folder = self.path("trained")
-                run("train-bpe", "--output-folder", folder, "--overwrite", "--vocab-size", str(size), "--threads", threads, path)
+                run(
+                    "train-bpe",
+                    "--output-folder",
+                    folder,
+                    "--overwrite",
+                    "--vocab-size",
+                    str(size),
+                    "--threads",
+                    threads,
+                    path,
+                )
                 self.compare_files(folder, self.path(name))
 
     def test_train_odd(self):
@@ -217,14 +332,30 @@ class Tokenizers(unittest.TestCase):
         for seed in range(40):
             generator = random.Random(seed)
             alphabet = generator.choice(["a", "ab", "abc", "abcd \n", "a\u00e9\U0001f600 "])
-            text = " ".join("".join(generator.choice(alphabet) for _ in range(generator.randrange(1, 40))) for _ in range(generator.randrange(1, 300)))
+            text = " ".join(
+                "".join(generator.choice(alphabet) for _ in range(generator.randrange(1, 40)))
+                for _ in range(generator.randrange(1, 300))
+            )
             size, frequency = generator.choice([257, 258, 300, 700, 3000]), generator.choice([1, 2, 5])
             model = ByteLevelBPETokenizer()
-            model.train_from_iterator([text], vocab_size=size, min_frequency=frequency, special_tokens=[END], show_progress=False)
+            model.train_from_iterator(
+                [text], vocab_size=size, min_frequency=frequency, special_tokens=[END], show_progress=False
+            )
             folder, ours = self.path("odd"), self.path("ours")
             os.makedirs(folder, exist_ok=True)
             model.save_model(folder)
-            run("train-bpe", "--output-folder", ours, "--overwrite", "--vocab-size", str(size), "--min-frequency", str(frequency), "-", text=text.encode())
+            run(
+                "train-bpe",
+                "--output-folder",
+                ours,
+                "--overwrite",
+                "--vocab-size",
+                str(size),
+                "--min-frequency",
+                str(frequency),
+                "-",
+                text=text.encode(),
+            )
             with self.subTest(seed=seed, alphabet=alphabet):
                 self.compare_files(ours, folder)
 
@@ -254,21 +385,41 @@ class Tokenizers(unittest.TestCase):
             for model in self.models:
                 ours, theirs = [], []
                 for _ in range(3):
-                    summary = json.loads(run("tokenize", *self.model_options(model), "--output-prefix", self.path("speed"), "--overwrite", "--threads", "1", "--json", path))
+                    summary = json.loads(
+                        run(
+                            "tokenize",
+                            *self.model_options(model),
+                            "--output-prefix",
+                            self.path("speed"),
+                            "--overwrite",
+                            "--threads",
+                            "1",
+                            "--json",
+                            path
+                        )
+                    )
                     ours.append(summary["megabytes_per_second"])
                     start = time.monotonic()
                     self.models[model]._tokenizer.encode_batch_fast(lines)
                     theirs.append(megabytes / (time.monotonic() - start))
-                print("%s by %s: fp8lm %.1f MB/s, tokenizers %.1f MB/s, ratio %.1f" % (name, model, sorted(ours)[1], sorted(theirs)[1], sorted(ours)[1] / sorted(theirs)[1]))
+                print(
+                    "%s by %s: fp8lm %.1f MB/s, tokenizers %.1f MB/s, ratio %.1f"
+                    % (name, model, sorted(ours)[1], sorted(theirs)[1], sorted(ours)[1] / sorted(theirs)[1])
+                )
                 sys.stdout.flush()
         path = self.write("speed.txt", texts["kjv"].encode())
         start = time.monotonic()
         run("train-bpe", "--output-folder", self.path("speed bpe"), "--vocab-size", "32000", "--threads", "1", path)
         ours = time.monotonic() - start
         start = time.monotonic()
-        ByteLevelBPETokenizer().train([path], vocab_size=32000, min_frequency=2, special_tokens=[END], show_progress=False)
+        ByteLevelBPETokenizer().train(
+            [path], vocab_size=32000, min_frequency=2, special_tokens=[END], show_progress=False
+        )
         theirs = time.monotonic() - start
-        print("train-bpe of %.0f MB: fp8lm %.2f s, tokenizers %.2f s, ratio %.1f" % (len(texts["kjv"].encode()) / 1e6, ours, theirs, theirs / ours))
+        print(
+            "train-bpe of %.0f MB: fp8lm %.2f s, tokenizers %.2f s, ratio %.1f"
+            % (len(texts["kjv"].encode()) / 1e6, ours, theirs, theirs / ours)
+        )
 
 
 if __name__ == "__main__":

@@ -192,7 +192,10 @@ class Data(unittest.TestCase):
         self.assertEqual((summary["bytes"], summary["tokens"], summary["documents"]), (768, 768, 1))
         self.assertEqual(summary["train"], {"tokens": 768, "shards": [self.path("out_train_000000.bin")]})
         self.assertEqual(self.good("decode", self.path("out_train_000000.bin")), everything)
-        self.assertIn(b"768 tokens of 16 bits, vocabulary 257, checksum right", self.good("check", self.path("out_train_000000.bin")))
+        self.assertIn(
+            b"768 tokens of 16 bits, vocabulary 257, checksum right",
+            self.good("check", self.path("out_train_000000.bin")),
+        )
 
     def test_bpe(self):
         summary = self.tokenize(*self.bpe(), "-", text=b"abcab a\xff\n")
@@ -226,7 +229,18 @@ class Data(unittest.TestCase):
         path = self.write("lines.jsonl", lines)
         results = []
         for threads, seed in (("1", "5"), ("4", "5"), ("1", "6")):
-            summary = self.tokenize("--val-fraction", "0.1", "--val-by", "document", "--seed", seed, "--threads", threads, "--overwrite", path)
+            summary = self.tokenize(
+                "--val-fraction",
+                "0.1",
+                "--val-by",
+                "document",
+                "--seed",
+                seed,
+                "--threads",
+                threads,
+                "--overwrite",
+                path,
+            )
             train, validation = (bytes(sum(self.tokens(s), [])).decode().split(",")[:-1] for s in ("train", "val"))
             self.assertEqual(sorted(map(int, train + validation)), list(range(3000)))
             self.assertEqual(list(map(int, validation)), sorted(map(int, validation)))
@@ -238,7 +252,9 @@ class Data(unittest.TestCase):
 
     def test_threads_and_pieces(self):
         generator = random.Random(2)
-        text = " ".join("".join(generator.choice("abc.\n") for _ in range(generator.randrange(1, 9))) for _ in range(900000)).encode()
+        text = " ".join(
+            "".join(generator.choice("abc.\n") for _ in range(generator.randrange(1, 9))) for _ in range(900000)
+        ).encode()
         path = self.write("large.txt", text)
         options = self.bpe()
         reference = None
@@ -249,7 +265,11 @@ class Data(unittest.TestCase):
             self.assertEqual(tokens, reference)
         self.assertEqual(self.good("decode", *options, self.path("out_train_000000.bin")), text)
         # From a pipe that gives little at a time.
-        process = subprocess.Popen([FP8LM, "data", "tokenize", *options, "--output-prefix", self.path("pipe"), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [FP8LM, "data", "tokenize", *options, "--output-prefix", self.path("pipe"), "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
         for start in range(0, len(text), 99991):
             process.stdin.write(text[start : start + 99991])
             process.stdin.flush()
@@ -264,12 +284,22 @@ class Data(unittest.TestCase):
         self.assertIn(b"2 tokens of 32 bits, vocabulary 65537", self.good("check", self.path("out_train_000000.bin")))
         vocab["ab"] = 65535
         self.tokenize(*self.bpe(json.dumps(vocab).encode(), b"a b\n"), "-", text=b"abc", prefix="narrow")
-        self.assertIn(b"2 tokens of 16 bits, vocabulary 65536", self.good("check", self.path("narrow_train_000000.bin")))
+        self.assertIn(
+            b"2 tokens of 16 bits, vocabulary 65536", self.good("check", self.path("narrow_train_000000.bin"))
+        )
 
     def test_overwrite(self):
         self.tokenize("--shard-size", "2", "--val-fraction", "0.3", "-", text=b"0123456789")
         before = sorted(os.listdir(self.folder.name))
-        self.bad(1, "are there already: --overwrite replaces them", "tokenize", "--output-prefix", self.path("out"), "-", text=b"x")
+        self.bad(
+            1,
+            "are there already: --overwrite replaces them",
+            "tokenize",
+            "--output-prefix",
+            self.path("out"),
+            "-",
+            text=b"x",
+        )
         self.assertEqual(sorted(os.listdir(self.folder.name)), before)
         self.tokenize("--shard-size", "4", "--overwrite", "-", text=b"abcdef")
         self.assertEqual(sorted(os.listdir(self.folder.name)), ["out_train_000000.bin", "out_train_000001.bin"])
@@ -277,7 +307,9 @@ class Data(unittest.TestCase):
 
     def test_train(self):
         text = b"low low low low low lower lower newest newest newest newest newest newest widest widest widest"
-        out = json.loads(self.good("train-bpe", "--json", "--output-folder", self.path("new"), "--vocab-size", "263", "-", text=text))
+        out = json.loads(
+            self.good("train-bpe", "--json", "--output-folder", self.path("new"), "--vocab-size", "263", "-", text=text)
+        )
         with open(self.path("new", "merges.txt")) as file:
             self.assertEqual(file.read(), "#version: 0.2\ne s\nes t\nl o\nlo w\ne w\nn ew\n")
         with open(self.path("new", "vocab.json"), "rb") as file:
@@ -286,12 +318,24 @@ class Data(unittest.TestCase):
         self.assertEqual(list(vocab.values()), list(range(263)))
         self.assertEqual((out["vocabulary"], out["merges"], out["bytes"]), (263, 6, len(text)))
         # Pairs run out.
-        out = json.loads(self.good("train-bpe", "--json", "--output-folder", self.path("more"), "--end-of-text", "last", "-", text=text))
+        out = json.loads(
+            self.good(
+                "train-bpe", "--json", "--output-folder", self.path("more"), "--end-of-text", "last", "-", text=text
+            )
+        )
         self.assertLess(out["vocabulary"], 320)
         with open(self.path("more", "vocab.json"), "rb") as file:
             self.assertEqual(json.load(file)[END], out["vocabulary"] - 1)
         self.bad(1, "vocab.json is there already", "train-bpe", "--output-folder", self.path("more"), "-", text=text)
-        self.tokenize("--vocab-file", self.path("more", "vocab.json"), "--merge-file", self.path("more", "merges.txt"), "--append-eod", "-", text=text)
+        self.tokenize(
+            "--vocab-file",
+            self.path("more", "vocab.json"),
+            "--merge-file",
+            self.path("more", "merges.txt"),
+            "--append-eod",
+            "-",
+            text=text,
+        )
         self.assertEqual(self.tokens()[0][-1], out["vocabulary"] - 1)
 
     # What fails leaves nothing.
@@ -307,10 +351,20 @@ class Data(unittest.TestCase):
         for what, (vocab, merges, message) in BAD_BPE.items():
             with self.subTest(what):
                 self.bad_tokenize(1, message, *self.bpe(vocab, merges), "-", text=b"abc")
-        self.bad_tokenize(1, "none.json: cannot open the file: No such file", "--vocab-file", self.path("none.json"), "--merge-file", "x", "-")
+        self.bad_tokenize(
+            1,
+            "none.json: cannot open the file: No such file",
+            "--vocab-file",
+            self.path("none.json"),
+            "--merge-file",
+            "x",
+            "-",
+        )
         self.bad_tokenize(1, "is a directory", "--vocab-file", self.folder.name, "--merge-file", "x", "-")
         options = self.bpe(json.dumps(vocabulary("ab")).encode(), b"a b\n")
-        self.bad_tokenize(1, "has no token <|endoftext|>, which --append-eod needs", *options, "--append-eod", "-", text=b"abc")
+        self.bad_tokenize(
+            1, "has no token <|endoftext|>, which --append-eod needs", *options, "--append-eod", "-", text=b"abc"
+        )
 
     def test_bad_jsonl(self):
         for what, (lines, message) in BAD_JSONL.items():
@@ -325,16 +379,35 @@ class Data(unittest.TestCase):
 
     def test_bad_text(self):
         good = self.write("good.txt", b"x" * 3000000)
-        self.bad_tokenize(1, "none.txt: cannot open the file: No such file", "--shard-size", "1000", good, self.path("none.txt"))
+        self.bad_tokenize(
+            1, "none.txt: cannot open the file: No such file", "--shard-size", "1000", good, self.path("none.txt")
+        )
         self.bad_tokenize(1, "is a directory, expected a file", good, self.folder.name)
         self.bad_tokenize(1, "the input has no text: nothing was written", "-")
         self.bad_tokenize(1, "the input has no text", self.write("empty.jsonl", b'\n{"text":""}\n'))
         self.bad(1, "the input has no text", "train-bpe", "--output-folder", self.path("out"), "-")
-        self.bad_tokenize(1, "standard input: byte 5 of the text, 0xff, is not UTF-8", "--invalid-utf8", "refuse", "-", text=b"hello\xff")
+        self.bad_tokenize(
+            1,
+            "standard input: byte 5 of the text, 0xff, is not UTF-8",
+            "--invalid-utf8",
+            "refuse",
+            "-",
+            text=b"hello\xff",
+        )
         text = b"word " * 500000
-        self.bad_tokenize(1, "byte 2500000 of the text, 0xc3, is not UTF-8", "--invalid-utf8", "refuse", *self.bpe(), "-", text=text + b"\xc3")
+        self.bad_tokenize(
+            1,
+            "byte 2500000 of the text, 0xc3, is not UTF-8",
+            "--invalid-utf8",
+            "refuse",
+            *self.bpe(),
+            "-",
+            text=text + b"\xc3"
+        )
         self.bad_tokenize(1, "leaves nothing for validation", "--val-fraction", "0.01", "-", text=b"short")
-        self.bad_tokenize(1, "leaves nothing for", "--val-fraction", "0.5", "--val-by", "document", "-", text=b"one document")
+        self.bad_tokenize(
+            1, "leaves nothing for", "--val-fraction", "0.5", "--val-by", "document", "-", text=b"one document"
+        )
         # Words without an end.
         self.bad_tokenize(1, "a word of more than 16777216 bytes", *self.bpe(), "-", text=b"a" * 17000000)
         self.bad_tokenize(1, "with no end of a word in them", *self.bpe(), "-", text=b"a" * 40000000)
@@ -357,21 +430,57 @@ class Data(unittest.TestCase):
         self.assertIn("large.bin: token 2 is 257, which the vocabulary lacks", errors)
 
     def test_places_that_cannot_be_written(self):
-        self.bad(1, "cannot read the folder: No such file", "tokenize", "--output-prefix", self.path("no", "out"), "-", text=b"x")
+        self.bad(
+            1,
+            "cannot read the folder: No such file",
+            "tokenize",
+            "--output-prefix",
+            self.path("no", "out"),
+            "-",
+            text=b"x",
+        )
         self.bad(1, "cannot make the folder", "train-bpe", "--output-folder", self.path("no", "out"), "-", text=b"x y")
         for fraction in ("0", "0.5"):
             os.symlink("/dev/full", self.path("out_train_000000.bin.tmp"))
-            self.bad_tokenize(1, "out_train_000000.bin.tmp: cannot write: No space left on device", "--val-fraction", fraction, "-", text=b"x" * 5000)
+            self.bad_tokenize(
+                1,
+                "out_train_000000.bin.tmp: cannot write: No space left on device",
+                "--val-fraction",
+                fraction,
+                "-",
+                text=b"x" * 5000,
+            )
         os.symlink("/dev/full", self.path("out.spool.tmp"))
-        self.bad_tokenize(1, "out.spool.tmp: cannot write: No space left on device", "--val-fraction", "0.5", "-", text=b"x" * 5000)
+        self.bad_tokenize(
+            1, "out.spool.tmp: cannot write: No space left on device", "--val-fraction", "0.5", "-", text=b"x" * 5000
+        )
         os.mkdir(self.path("bpe"))
         os.symlink("/dev/full", self.path("bpe", "merges.txt.tmp"))
-        self.bad(1, "merges.txt.tmp: cannot write: No space left", "train-bpe", "--output-folder", self.path("bpe"), "-", text=b"ab ab")
+        self.bad(
+            1,
+            "merges.txt.tmp: cannot write: No space left",
+            "train-bpe",
+            "--output-folder",
+            self.path("bpe"),
+            "-",
+            text=b"ab ab",
+        )
         self.assertEqual(os.listdir(self.path("bpe")), [])
         # Several shards, of which a later one fails; those of before stay.
         self.tokenize("-", text=b"before", prefix="out")
         os.symlink("/dev/full", self.path("out_train_000002.bin.tmp"))
-        self.bad(1, "out_train_000002.bin.tmp: cannot write", "tokenize", "--overwrite", "--shard-size", "10", "--output-prefix", self.path("out"), "-", text=b"x" * 100)
+        self.bad(
+            1,
+            "out_train_000002.bin.tmp: cannot write",
+            "tokenize",
+            "--overwrite",
+            "--shard-size",
+            "10",
+            "--output-prefix",
+            self.path("out"),
+            "-",
+            text=b"x" * 100,
+        )
         self.assertEqual(sorted(os.listdir(self.folder.name))[-1], "out_train_000000.bin")
         self.assertEqual(self.tokens(), [list(b"before")])
 
@@ -380,13 +489,31 @@ class Data(unittest.TestCase):
             resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
 
         for fraction in ("0", "0.5"):
-            self.bad_tokenize(1, "cannot write: File too large", "--val-fraction", fraction, "-", text=b"x" * 2000000, preexec_fn=limit)
+            self.bad_tokenize(
+                1,
+                "cannot write: File too large",
+                "--val-fraction",
+                fraction,
+                "-",
+                text=b"x" * 2000000,
+                preexec_fn=limit,
+            )
         os.mkdir(self.path("disk"))
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", self.path("disk")], stderr=subprocess.DEVNULL)
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", self.path("disk")], stderr=subprocess.DEVNULL
+        )
         if mounted.returncode:
             return
         try:
-            self.bad(1, "cannot write: No space left on device", "tokenize", "--output-prefix", self.path("disk", "out"), "-", text=b"x" * 2000000)
+            self.bad(
+                1,
+                "cannot write: No space left on device",
+                "tokenize",
+                "--output-prefix",
+                self.path("disk", "out"),
+                "-",
+                text=b"x" * 2000000,
+            )
             self.assertEqual(os.listdir(self.path("disk")), [])
             self.good("tokenize", "--output-prefix", self.path("disk", "out"), "-", text=b"x" * 200000)
         finally:
@@ -402,7 +529,22 @@ class Data(unittest.TestCase):
 
     def test_signals(self):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            process = subprocess.Popen([FP8LM, "data", "tokenize", "--threads", "1", "--shard-size", "1000", "--output-prefix", self.path("out"), "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+            process = subprocess.Popen(
+                [
+                    FP8LM,
+                    "data",
+                    "tokenize",
+                    "--threads",
+                    "1",
+                    "--shard-size",
+                    "1000",
+                    "--output-prefix",
+                    self.path("out"),
+                    "-",
+                ],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
             process.stdin.write(b"x" * 3000000)
             process.stdin.flush()
             for _ in range(600):
@@ -426,18 +568,32 @@ class Data(unittest.TestCase):
         self.bad_tokenize(2, "no file given ('-' is standard input)")
         self.bad_tokenize(2, "the tokenizer gpt2 needs --vocab-file and --merge-file", "--tokenizer", "gpt2", "-")
         self.bad_tokenize(2, "needs --vocab-file and --merge-file", "--vocab-file", "x", "-")
-        self.bad_tokenize(2, "are for the tokenizer gpt2, not for bytes", "--tokenizer", "bytes", "--vocab-file", "x", "-")
+        self.bad_tokenize(
+            2, "are for the tokenizer gpt2, not for bytes", "--tokenizer", "bytes", "--vocab-file", "x", "-"
+        )
         self.bad_tokenize(2, "--tokenizer is 'llama', expected bytes or gpt2", "--tokenizer", "llama", "-")
         self.bad_tokenize(2, "--val-by is 'x', expected tail or document", "--val-by", "x", "-")
         self.bad_tokenize(2, "--invalid-utf8 is 'x', expected replace, keep or refuse", "--invalid-utf8", "x", "-")
-        for option, values in (("--shard-size", ("0", "2147483648", "x", "")), ("--val-fraction", ("1", "-0.1", "nan", "x")), ("--threads", ("0", "1025")), ("--seed", ("-1",))):
+        for option, values in (
+            ("--shard-size", ("0", "2147483648", "x", "")),
+            ("--val-fraction", ("1", "-0.1", "nan", "x")),
+            ("--threads", ("0", "1025")),
+            ("--seed", ("-1",)),
+        ):
             for value in values:
                 self.bad_tokenize(2, "%s is '%s', expected a" % (option, value), option, value, "-")
         self.bad_tokenize(2, "unknown or ambiguous option '--x'", "--x", "-")
         self.bad_tokenize(2, "option '--seed' needs a value", "--seed")
         self.bad(2, "no --output-folder given", "train-bpe", "-")
         self.bad(2, "no file given", "train-bpe", "--output-folder", self.path("out"))
-        self.bad(2, "--vocab-size is '256', expected a whole number from 257 to 16777216", "train-bpe", "--vocab-size", "256", "-")
+        self.bad(
+            2,
+            "--vocab-size is '256', expected a whole number from 257 to 16777216",
+            "train-bpe",
+            "--vocab-size",
+            "256",
+            "-",
+        )
         self.bad(2, "no shard given", "check")
         self.bad(2, "no shard given", "decode")
         self.bad(2, "--vocab-size is '0'", "check", "--vocab-size", "0", "x")

@@ -122,9 +122,9 @@ void fp8lm_word_counts_free(fp8lm_word_counts *counts) {
 
 // Training.
 //
-// tokenizers does not look at where two ways to the same token meet ("ab" + "c" and "a" + "bc"): the pairs that such a
-// token is part of may enter the queue twice, each time with the words that the way concerned, and be merged twice, of
-// which the later one counts. What follows does the same, for the sake of the same files.
+// Two ways may lead to the same token ("ab" + "c", "a" + "bc"). As in tokenizers, pairs with such a token could then
+// enter the queue twice, each time with the words that the way concerned, and be merged twice, of which the later time
+// counts: the files never have a pair twice.
 
 typedef struct word_list {
   uint32_t *words;
