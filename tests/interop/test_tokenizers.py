@@ -246,7 +246,9 @@ class Tokenizers(unittest.TestCase):
 
     def test_every_code_point(self):
         # As a neighbour of a letter, a number, another character, white space and itself.
-        everything = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+        # Of the planes that have neither letters nor numbers, every 61st is enough.
+        everything = [chr(c) for c in range(0x40000) if not 0xD800 <= c < 0xE000]
+        everything += [chr(c) for c in range(0x40000, 0x110000, 61)]
         for start in range(0, len(everything), 65536):
             text = "".join("a%s1%s!%s %s\n%s%s" % ((c,) * 6) for c in everything[start : start + 65536])
             self.compare(
