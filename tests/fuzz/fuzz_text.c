@@ -74,17 +74,13 @@ static void check_words(const uint8_t *data, size_t size) {
   free(ends);
 }
 
-static int encode(const fp8lm_tokenizer *tokenizer, const fp8lm_encoder_options *options, const uint8_t *data,
-                  size_t size, size_t step, fp8lm_tokens *tokens) {
-  fp8lm_encoder *encoder;
-  FUZZ_CHECK(fp8lm_encoder_create(&encoder, tokenizer, options) == FP8CORE_OK);
+static int encode(fp8lm_encoder *encoder, const uint8_t *data, size_t size, size_t step, fp8lm_tokens *tokens) {
   fp8core_status status = FP8CORE_OK;
   for (size_t used = 0; used < size && status == FP8CORE_OK; used += step) {
     status = fp8lm_encoder_feed(encoder, data + used, size - used < step ? size - used : step, tokens);
   }
   if (status == FP8CORE_OK) status = fp8lm_encoder_finish(encoder, tokens);
   FUZZ_CHECK(status == FP8CORE_OK || status == FP8CORE_ERROR_CORRUPT_DATA);
-  fp8lm_encoder_destroy(&encoder);
   return status == FP8CORE_OK;
 }
 
@@ -95,12 +91,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   for (int number = 0; number < 12; number++) {
     const fp8lm_tokenizer *tokenizer = number % 2 ? bpe() : bytes_tokenizer;
     const fp8lm_encoder_options options = {(fp8lm_invalid_utf8)(number / 2 % 3), number / 6};
+    // One for all inputs: nothing of a text may stay behind.
+    static fp8lm_encoder *encoders[12];
+    fp8lm_encoder **encoder = &encoders[number];
+    if (!*encoder) FUZZ_CHECK(fp8lm_encoder_create(encoder, tokenizer, &options) == FP8CORE_OK);
     fp8lm_tokens whole = {NULL, 0, 0};
     fp8lm_tokens parts = {NULL, 0, 0};
-    const int good = encode(tokenizer, &options, data, size, size + 1, &whole);
+    const int good = encode(*encoder, data, size, size + 1, &whole);
     FUZZ_CHECK(good || options.invalid_utf8 == FP8LM_INVALID_REFUSE);
     const size_t step = 1 + (size ? data[0] % 7U : 0);
-    FUZZ_CHECK(encode(tokenizer, &options, data, size, step, &parts) == good);
+    FUZZ_CHECK(encode(*encoder, data, size, step, &parts) == good);
     if (good) {
       FUZZ_CHECK(whole.count == parts.count);
       FUZZ_CHECK(whole.count == 0 || memcmp(whole.ids, parts.ids, whole.count * sizeof(uint32_t)) == 0);
