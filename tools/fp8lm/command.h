@@ -16,7 +16,9 @@ enum {
   /** Something failed while running: a file that cannot be read or is malformed, a device that is not there. */
   FP8LM_EXIT_FAILURE = 1,
   /** The command line is wrong; nothing was done. */
-  FP8LM_EXIT_USAGE = 2
+  FP8LM_EXIT_USAGE = 2,
+  /** A run was ended by a signal, in good order. */
+  FP8LM_EXIT_SIGNAL = 130
 };
 
 /** One entry of a table of subcommands; the table ends with a NULL name. */
@@ -65,5 +67,9 @@ int fp8lm_bench_core(int argc, char **argv);
 int fp8lm_data(int argc, char **argv);
 int fp8lm_inspect(int argc, char **argv);
 int fp8lm_report(int argc, char **argv);
+
+/** Of builds with libfp8optim and libfp8gpt (FP8LM_HAVE_TRAIN). */
+int fp8lm_generate(int argc, char **argv);
+int fp8lm_train(int argc, char **argv);
 
 #endif

@@ -9,8 +9,14 @@ static int help(int argc, char **argv);
 static const fp8lm_command commands[] = {
   {"bench", "measure kernels beside the machine's own limits", fp8lm_bench},
   {"data", "make training data: tokenize text, train a BPE", fp8lm_data},
+#if defined(FP8LM_HAVE_TRAIN)
+  {"generate", "continue a text with a trained model", fp8lm_generate},
+#endif
   {"inspect", "show what quantisation does to the tensors of a file", fp8lm_inspect},
   {"report", "write a page that shows training runs beside each other", fp8lm_report},
+#if defined(FP8LM_HAVE_TRAIN)
+  {"train", "train a GPT model", fp8lm_train},
+#endif
   {"help", "describe a command: fp8lm help COMMAND", help},
   {NULL, NULL, NULL},
 };

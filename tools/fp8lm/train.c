@@ -1,0 +1,200 @@
+// fp8lm train.
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "command.h"
+#include "machine.h"
+#include "train_log.h"
+#include "trainer.h"
+
+#define PREFIX "fp8lm train"
+
+#define PEAK_SECONDS 0.2
+
+static volatile sig_atomic_t stop;
+
+static void request_stop(int signal_number) {
+  (void)signal_number;
+  stop = 1;
+}
+
+// The first one ends the run after its step; the second one ends the program.
+static void catch_signals(void) {
+  struct sigaction action;
+  memset(&action, 0, sizeof(action));
+  action.sa_handler = request_stop;
+  action.sa_flags = (int)(SA_RESTART | SA_RESETHAND);
+  (void)sigaction(SIGINT, &action, NULL);
+  (void)sigaction(SIGTERM, &action, NULL);
+  // A file size limit is an error of write(), as a full disk is.
+  (void)signal(SIGXFSZ, SIG_IGN);
+}
+
+typedef struct run {
+  fp8lm_train_settings settings;
+  fp8lm_trainer trainer;
+  fp8lm_loader *loader;
+  fp8lm_train_log log;
+  // Held while the run lives, so that no two write to one folder; -1: none.
+  int lock;
+  // Steps at the last validation and checkpoint.
+  int64_t validated;
+  int64_t saved;
+} run;
+
+static int failed(void) { return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s", fp8core_last_error()); }
+
+static int failed_at(const char *path) {
+  return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: %s", path, fp8core_last_error());
+}
+
+// The folder of --save: made, locked, and without checkpoints that a new run would replace.
+static int prepare_folder(run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
+  char path[PATH_MAX];
+  if (!settings->save) return FP8LM_EXIT_SUCCESS;
+  if (fp8lm_make_folders(settings->save) != FP8CORE_OK || fp8lm_join_path(path, settings->save, "lock") != FP8CORE_OK)
+    return failed_at(settings->save);
+  now->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (now->lock < 0) return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: cannot open: %s", path, strerror(errno));
+  if (flock(now->lock, LOCK_EX | LOCK_NB) != 0)
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: another run is writing to this folder", settings->save);
+  if (settings->load) return FP8LM_EXIT_SUCCESS;
+  char *newest;
+  if (fp8lm_checkpoint_newest(settings->save, &newest) != FP8CORE_OK) return failed_at(settings->save);
+  if (!newest) return FP8LM_EXIT_SUCCESS;
+  const int result =
+    fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
+                   "%s is there from an earlier run: continue it with --resume, or save elsewhere", newest);
+  free(newest);
+  return result;
+}
+
+static int open_data(run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
+  fp8lm_loader_options options = fp8lm_loader_options_default();
+  options.data_path = settings->data_path;
+  options.validation_data_path = settings->valid_data_path;
+  options.validation_fraction = settings->val_fraction;
+  options.seed = (uint64_t)settings->seed;
+  options.vocabulary = (uint32_t)settings->vocab_size;
+  return fp8lm_loader_create(&now->loader, &options) == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed();
+}
+
+// The fastest loop of multiply-adds that the precision can use.
+static double measure_peak(const fp8lm_trainer *trainer) {
+  const int threads = fp8core_context_threads(trainer->context);
+  const fp8lm_peak order[] = {FP8LM_PEAK_BF16_DOT, FP8LM_PEAK_FMA_AVX512, FP8LM_PEAK_FMA_AVX2};
+  for (int i = trainer->settings->precision == FP8GPT_FP32; i < 3; i++)
+    if (fp8lm_peak_available(order[i])) return fp8lm_peak_rate(order[i], threads, PEAK_SECONDS);
+  return 0.0;
+}
+
+static int begin(run *now) {
+  fp8lm_train_settings *settings = &now->settings;
+  int result = prepare_folder(now);
+  if (result == FP8LM_EXIT_SUCCESS) result = open_data(now);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
+  if (fp8lm_trainer_create(&now->trainer, settings) != FP8CORE_OK) return failed();
+  if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed();
+  if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK)
+    return failed_at(settings->load);
+  if (fp8lm_train_log_open(&now->log, settings) != FP8CORE_OK) return failed();
+  now->log.peak = measure_peak(&now->trainer);
+  now->saved = now->trainer.step;
+  now->validated = -1;
+  if (fp8lm_train_log_start(&now->log, &now->trainer, settings->load, fp8lm_loader_tokens(now->loader, FP8LM_TRAIN),
+                            fp8lm_loader_tokens(now->loader, FP8LM_VALIDATION)) != FP8CORE_OK)
+    return failed();
+  if (now->trainer.step > settings->train_iters)
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s has %" PRId64 " steps already, and --train-iters is %" PRId64,
+                          settings->load, now->trainer.step, settings->train_iters);
+  return FP8LM_EXIT_SUCCESS;
+}
+
+static int validate(run *now) {
+  double loss;
+  int64_t sequences;
+  if (now->validated == now->trainer.step) return FP8LM_EXIT_SUCCESS;
+  const double start = fp8lm_now();
+  if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences) != FP8CORE_OK) return failed();
+  now->validated = now->trainer.step;
+  if (sequences > 0 && !stop)
+    fp8lm_train_log_validation(&now->log, &now->trainer, loss, sequences, fp8lm_now() - start);
+  return FP8LM_EXIT_SUCCESS;
+}
+
+static int save(run *now) {
+  if (!now->settings.save || now->saved == now->trainer.step) return FP8LM_EXIT_SUCCESS;
+  const double start = fp8lm_now();
+  if (fp8lm_trainer_save(&now->trainer, now->settings.save, now->settings.keep_last) != FP8CORE_OK)
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
+                          "%s: the checkpoint of step %" PRId64 " could not be written: %s; earlier ones are untouched",
+                          now->settings.save, now->trainer.step, fp8core_last_error());
+  now->saved = now->trainer.step;
+  fp8lm_train_log_checkpoint(&now->log, &now->trainer, fp8lm_now() - start);
+  return FP8LM_EXIT_SUCCESS;
+}
+
+static fp8core_status observe(fp8lm_trainer *trainer, void *user_data) {
+  run *now = user_data;
+  return fp8lm_train_log_fp8(&now->log, trainer, trainer->step + 1);
+}
+
+static int due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+static int train(run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
+  fp8lm_trainer *trainer = &now->trainer;
+  const char *reason = "done";
+  int result = FP8LM_EXIT_SUCCESS;
+  while (trainer->step < settings->train_iters && !stop) {
+    fp8lm_step_result done;
+    const int observed = due(trainer->step + 1, settings->log_fp8_interval);
+    if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK) return failed();
+    fp8lm_train_log_step(&now->log, trainer, &done);
+    if (trainer->skipped_in_a_row >= settings->max_skipped) {
+      fp8lm_train_log_end(&now->log, trainer, "skipped");
+      return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
+                            "%" PRId64 " steps in a row were skipped, as their gradients were not finite: the run has "
+                            "diverged; a lower --lr or more --lr-warmup-iters may help",
+                            trainer->skipped_in_a_row);
+    }
+    if (due(trainer->step, settings->eval_interval)) result = validate(now);
+    if (result == FP8LM_EXIT_SUCCESS && due(trainer->step, settings->save_interval)) result = save(now);
+    if (result != FP8LM_EXIT_SUCCESS) return result;
+    if (due(trainer->step, settings->exit_interval) && trainer->step < settings->train_iters) {
+      reason = "exit-interval";
+      break;
+    }
+  }
+  if (stop) reason = "signal";
+  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0) result = validate(now);
+  if (result == FP8LM_EXIT_SUCCESS) result = save(now);
+  fp8lm_train_log_end(&now->log, trainer, reason);
+  if (result != FP8LM_EXIT_SUCCESS || !stop) return result;
+  return fp8lm_complain(FP8LM_EXIT_SIGNAL, PREFIX, "ended by a signal after step %" PRId64 "%s", trainer->step,
+                        settings->save ? "; --resume continues" : ", without a checkpoint, as there is no --save");
+}
+
+int fp8lm_train(int argc, char **argv) {
+  run now = {.lock = -1};
+  int result = fp8lm_train_settings_parse(PREFIX, argc, argv, &now.settings);
+  if (result < 0) return FP8LM_EXIT_SUCCESS;
+  if (result != FP8LM_EXIT_SUCCESS) return result;
+  catch_signals();
+  result = begin(&now);
+  if (result == FP8LM_EXIT_SUCCESS) result = train(&now);
+  if (fp8lm_train_log_close(&now.log) != FP8CORE_OK && result == FP8LM_EXIT_SUCCESS) result = failed();
+  fp8lm_loader_destroy(&now.loader);
+  fp8lm_trainer_destroy(&now.trainer);
+  if (now.lock >= 0) close(now.lock);
+  fp8lm_train_settings_free(&now.settings);
+  return result;
+}

@@ -1,0 +1,397 @@
+#include "train_log.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "fp8core/fp8core.h"
+#include "json_writer.h"
+#include "machine.h"
+
+static fp8core_status at_path(const char *path, fp8core_status status) {
+  char reason[400];
+  (void)snprintf(reason, sizeof(reason), "%s", fp8core_last_error());
+  return status == FP8CORE_OK ? status : fp8core_set_last_error(status, "%.100s: %s", path, reason);
+}
+
+// Pieces of a JSON object on one line.
+
+static void begin(FILE *json, const char *event) { fprintf(json, "{\"event\": \"%s\"", event); }
+
+static void put_integer(FILE *json, const char *key, int64_t value) { fprintf(json, ", \"%s\": %" PRId64, key, value); }
+
+static void put_real(FILE *json, const char *key, double value) {
+  fprintf(json, ", \"%s\": ", key);
+  fp8lm_json_write_number(json, value);
+}
+
+static void put_text(FILE *json, const char *key, const char *value) {
+  fprintf(json, ", \"%s\": ", key);
+  fp8lm_json_write_string(json, value, strlen(value));
+}
+
+static void finish(FILE *json) {
+  fputs("}\n", json);
+  // A line is whole in the file when the next step begins, whatever ends the program.
+  (void)fflush(json);
+}
+
+// The file and the events.
+
+fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings) {
+  memset(log, 0, sizeof(*log));
+  log->settings = settings;
+  log->bar = isatty(STDOUT_FILENO);
+  const char *folder = settings->log_dir ? settings->log_dir : settings->save;
+  char path[PATH_MAX];
+  if (folder) {
+    fp8core_status status = fp8lm_make_folders(folder);
+    if (status == FP8CORE_OK) status = fp8lm_join_path(path, folder, "log.jsonl");
+    if (status != FP8CORE_OK) return at_path(folder, status);
+    log->json = fopen(path, "a");
+    if (!log->json)
+      return at_path(
+        path, fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "cannot open the log: %s", strerror(errno)));
+  }
+  if (!folder && !settings->tensorboard_dir) return FP8CORE_OK;
+  fp8core_status status = FP8CORE_OK;
+  if (settings->tensorboard_dir)
+    (void)snprintf(path, sizeof(path), "%s", settings->tensorboard_dir);
+  else
+    status = fp8lm_join_path(path, folder, "tensorboard");
+  if (status == FP8CORE_OK) status = fp8lm_make_folders(path);
+  if (status == FP8CORE_OK) status = fp8lm_event_file_create(&log->events, path);
+  return at_path(path, status);
+}
+
+static void end_bar(fp8lm_train_log *log) {
+  if (log->bar_shown) fputs("\r\033[K", stdout);
+  log->bar_shown = 0;
+}
+
+fp8core_status fp8lm_train_log_close(fp8lm_train_log *log) {
+  end_bar(log);
+  fp8core_status status = fp8lm_event_file_close(&log->events);
+  if (log->json) {
+    const int bad = ferror(log->json);
+    if (fclose(log->json) != 0 || bad)
+      status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "log.jsonl could not be written whole");
+  }
+  log->json = NULL;
+  return status;
+}
+
+// The start.
+
+static void put_memory(FILE *json, const fp8gpt_memory *model, const fp8optim_memory *optimizer) {
+  fprintf(json,
+          ", \"memory\": {\"weights\": %" PRId64 ", \"gradients\": %" PRId64 ", \"master\": %" PRId64
+          ", \"exp_avg\": %" PRId64 ", \"exp_avg_sq\": %" PRId64 ", \"activations\": %" PRId64
+          ", \"workspace\": %" PRId64 ", \"optimizer_overhead\": %" PRId64 "}",
+          model->weight_bytes, model->gradient_bytes, optimizer->master_bytes, optimizer->exp_avg_bytes,
+          optimizer->exp_avg_sq_bytes, model->activation_bytes, model->workspace_bytes, optimizer->overhead_bytes);
+}
+
+static void print_start(const fp8lm_trainer *trainer, const char *load, const fp8gpt_memory *model,
+                        const fp8optim_memory *optimizer, uint64_t train_tokens, uint64_t validation_tokens,
+                        double peak) {
+  const fp8lm_train_settings *settings = trainer->settings;
+  const double mebibyte = 1048576.0;
+  const int64_t states = model->weight_bytes + model->gradient_bytes + optimizer->master_bytes +
+                         optimizer->exp_avg_bytes + optimizer->exp_avg_sq_bytes;
+  printf("%s, %s, %" PRId64 " parameters; %d CPU thread%s, %s", settings->preset, fp8lm_train_precision_name(settings),
+         model->parameters, fp8core_context_threads(trainer->context),
+         fp8core_context_threads(trainer->context) == 1 ? "" : "s",
+         fp8core_isa_name(fp8core_context_isa(trainer->context)));
+  if (peak > 0.0) printf(", %.0f GFLOP/s at most", peak / 1e9);
+  printf("\nmemory: weights %.1f MiB, gradients %.1f, master %.1f, exp_avg %.1f, exp_avg_sq %.1f: %.2f bytes a "
+         "parameter; activations %.1f, workspace %.1f\n",
+         (double)model->weight_bytes / mebibyte, (double)model->gradient_bytes / mebibyte,
+         (double)optimizer->master_bytes / mebibyte, (double)optimizer->exp_avg_bytes / mebibyte,
+         (double)optimizer->exp_avg_sq_bytes / mebibyte, (double)states / (double)model->parameters,
+         (double)model->activation_bytes / mebibyte, (double)model->workspace_bytes / mebibyte);
+  printf("data: %" PRIu64 " tokens for training, %" PRIu64 " for validation; %" PRId64 " a step\n", train_tokens,
+         validation_tokens, settings->global_batch_size * settings->seq_length);
+  if (load) printf("continuing %s after %" PRId64 " steps\n", load, trainer->step);
+  (void)fflush(stdout);
+}
+
+fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *trainer, const char *load,
+                                     uint64_t train_tokens, uint64_t validation_tokens) {
+  const fp8lm_train_settings *settings = trainer->settings;
+  fp8gpt_memory model;
+  fp8optim_memory optimizer;
+  fp8core_status status = fp8gpt_model_memory(trainer->model, &model);
+  if (status == FP8CORE_OK) status = fp8optim_adamw_memory(trainer->adamw, &optimizer);
+  if (status != FP8CORE_OK) return status;
+  const fp8gpt_config *config = fp8gpt_model_config(trainer->model);
+  log->flops_per_token = fp8gpt_config_flops_per_token(config, (int)settings->seq_length);
+  print_start(trainer, load, &model, &optimizer, train_tokens, validation_tokens, log->peak);
+  if (!log->json) return FP8CORE_OK;
+  FILE *json = log->json;
+  begin(json, "start");
+  put_integer(json, "step", trainer->step);
+  put_text(json, "fp8lm", FP8LM_VERSION);
+  if (load) put_text(json, "load", load);
+  put_integer(json, "parameters", model.parameters);
+  put_integer(json, "threads", fp8core_context_threads(trainer->context));
+  put_text(json, "isa", fp8core_isa_name(fp8core_context_isa(trainer->context)));
+  put_real(json, "peak_flops", log->peak);
+  put_real(json, "flops_per_token", log->flops_per_token);
+  put_integer(json, "tokens_per_step", settings->global_batch_size * settings->seq_length);
+  put_integer(json, "train_tokens", (int64_t)train_tokens);
+  put_integer(json, "validation_tokens", (int64_t)validation_tokens);
+  put_memory(json, &model, &optimizer);
+  fputs(", \"options\": ", json);
+  fp8lm_train_settings_write(json, settings, 0);
+  finish(json);
+  return FP8CORE_OK;
+}
+
+// Steps.
+
+static void format_time(double seconds, char *text, size_t size) {
+  const int64_t whole = (int64_t)(seconds + 0.5);
+  if (whole >= 3600)
+    (void)snprintf(text, size, "%" PRId64 ":%02d:%02d", whole / 3600, (int)(whole / 60 % 60), (int)(whole % 60));
+  else
+    (void)snprintf(text, size, "%d:%02d", (int)(whole / 60), (int)(whole % 60));
+}
+
+static void draw_bar(fp8lm_train_log *log, int64_t step, int64_t steps, const char *figures) {
+  const double now = fp8lm_now();
+  if (log->bar_shown && now - log->bar_time < 0.1 && step < steps) return;
+  struct winsize window = {.ws_col = 80};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0 || window.ws_col < 20) window.ws_col = 80;
+  const int rest = window.ws_col - 4 - (int)strlen(figures);
+  const int width = rest > 40 ? 40 : rest;
+  fputs("\r\033[K", stdout);
+  if (width >= 5) {
+    const int done = (int)((double)step / (double)steps * width);
+    fputc('[', stdout);
+    for (int i = 0; i < width; i++) fputc(i < done ? '#' : '.', stdout);
+    fputs("] ", stdout);
+  }
+  printf("%.*s", window.ws_col - 1, figures);
+  (void)fflush(stdout);
+  log->bar_shown = 1;
+  log->bar_time = now;
+}
+
+static double seconds_of(const fp8lm_step_result *result) {
+  return result->data_seconds + result->model_seconds + result->optimizer_seconds;
+}
+
+static void print_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result) {
+  const fp8lm_train_settings *settings = log->settings;
+  const int64_t tokens = settings->global_batch_size * settings->seq_length;
+  char left[32];
+  char figures[256];
+  log->seconds += seconds_of(result);
+  log->loss_sum += result->loss;
+  log->steps++;
+  log->all_seconds += seconds_of(result);
+  log->all_steps++;
+  const int due = trainer->step % settings->log_interval == 0 || trainer->step == settings->train_iters;
+  if (!due && !log->bar) return;
+  const double rate = (double)(log->steps * tokens) / log->seconds;
+  format_time((double)(settings->train_iters - trainer->step) * log->all_seconds / (double)log->all_steps, left,
+              sizeof(left));
+  int used =
+    snprintf(figures, sizeof(figures), "step %" PRId64 "/%" PRId64 "  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s",
+             trainer->step, settings->train_iters, log->loss_sum / (double)log->steps, result->learning_rate,
+             (double)result->gradient_norm, rate);
+  if (log->peak > 0.0)
+    used += snprintf(figures + used, sizeof(figures) - (size_t)used, "  MFU %.1f %%",
+                     100.0 * rate * log->flops_per_token / log->peak);
+  (void)snprintf(figures + used, sizeof(figures) - (size_t)used, "  %s left", left);
+  if (log->bar) {
+    draw_bar(log, trainer->step, settings->train_iters, figures);
+  } else {
+    printf("%s\n", figures);
+    (void)fflush(stdout);
+  }
+  if (!due) return;
+  log->seconds = 0.0;
+  log->loss_sum = 0.0;
+  log->steps = 0;
+}
+
+void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result) {
+  const fp8lm_train_settings *settings = log->settings;
+  const int64_t tokens = settings->global_batch_size * settings->seq_length;
+  const double rate = (double)tokens / seconds_of(result);
+  const double utilization = log->peak > 0.0 ? rate * log->flops_per_token / log->peak : NAN;
+  if (log->json) {
+    begin(log->json, "step");
+    put_integer(log->json, "step", trainer->step);
+    put_integer(log->json, "tokens", trainer->step * tokens);
+    put_real(log->json, "loss", result->loss);
+    put_real(log->json, "lr", result->learning_rate);
+    put_real(log->json, "grad_norm", (double)result->gradient_norm);
+    put_real(log->json, "clip_factor", (double)result->clip_factor);
+    fprintf(log->json, ", \"skipped\": %s, \"spike\": %s", result->skipped ? "true" : "false",
+            result->spike ? "true" : "false");
+    put_integer(log->json, "skipped_steps", trainer->skipped_steps);
+    put_real(log->json, "tokens_per_second", rate);
+    put_real(log->json, "mfu", utilization);
+    put_real(log->json, "data_seconds", result->data_seconds);
+    put_real(log->json, "model_seconds", result->model_seconds);
+    put_real(log->json, "optimizer_seconds", result->optimizer_seconds);
+    finish(log->json);
+  }
+  if (log->events) {
+    const fp8lm_scalar scalars[] = {
+      {"train/loss", (float)result->loss},
+      {"train/learning_rate", (float)result->learning_rate},
+      {"train/gradient_norm", result->gradient_norm},
+      {"train/skipped_steps", (float)trainer->skipped_steps},
+      {"speed/tokens_per_second", (float)rate},
+      {"speed/mfu", (float)utilization},
+    };
+    fp8lm_event_file_add(log->events, trainer->step, scalars, sizeof(scalars) / sizeof(*scalars));
+  }
+  if (result->skipped || result->spike) {
+    end_bar(log);
+    if (result->skipped)
+      printf("step %" PRId64 ": skipped, as its gradients are not finite (%" PRId64 " so far, %" PRId64 " in a row)\n",
+             trainer->step, trainer->skipped_steps, trainer->skipped_in_a_row);
+    if (result->spike)
+      printf("step %" PRId64 ": the loss of %.4f is a spike: the steps before had %.4f, with a deviation of %.4f\n",
+             trainer->step, result->loss, result->mean, result->deviation);
+  }
+  print_step(log, trainer, result);
+}
+
+void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *trainer, double loss, int64_t sequences,
+                                double seconds) {
+  if (log->json) {
+    begin(log->json, "validation");
+    put_integer(log->json, "step", trainer->step);
+    put_real(log->json, "loss", loss);
+    put_integer(log->json, "sequences", sequences);
+    put_real(log->json, "seconds", seconds);
+    finish(log->json);
+  }
+  if (log->events) {
+    const fp8lm_scalar scalar = {"validation/loss", (float)loss};
+    fp8lm_event_file_add(log->events, trainer->step, &scalar, 1);
+    fp8lm_event_file_flush(log->events);
+  }
+  end_bar(log);
+  printf("step %" PRId64 ": validation loss %.4f\n", trainer->step, loss);
+  (void)fflush(stdout);
+}
+
+void fp8lm_train_log_checkpoint(fp8lm_train_log *log, const fp8lm_trainer *trainer, double seconds) {
+  if (log->json) {
+    begin(log->json, "checkpoint");
+    put_integer(log->json, "step", trainer->step);
+    put_text(log->json, "folder", log->settings->save);
+    put_real(log->json, "seconds", seconds);
+    finish(log->json);
+  }
+  if (log->events) fp8lm_event_file_flush(log->events);
+  end_bar(log);
+  printf("step %" PRId64 ": checkpoint written to %s in %.2f s\n", trainer->step, log->settings->save, seconds);
+  (void)fflush(stdout);
+}
+
+// FP8 tensors.
+
+// What the codes of a tensor in FP8 show: shares of zeros and of values at the format's end.
+static void put_codes(FILE *json, const fp8core_tensor *tensor) {
+  const unsigned char *codes = tensor->data;
+  const int64_t elements = fp8core_tensor_elements(tensor);
+  int64_t zeros = 0;
+  int64_t ends = 0;
+  for (int64_t i = 0; i < elements; i++) {
+    const unsigned magnitude = codes[i] & 127;
+    zeros += magnitude == 0;
+    // E4M3's 448.
+    ends += magnitude == 126;
+  }
+  put_real(json, "zero_share", (double)zeros / (double)elements);
+  put_real(json, "saturated_share", (double)ends / (double)elements);
+}
+
+static fp8core_status put_weights(FILE *json, const fp8lm_trainer *trainer, const char **separator) {
+  for (int64_t i = 0; i < trainer->parameter_count; i++) {
+    fp8gpt_parameter parameter;
+    const fp8core_status status = fp8gpt_model_parameter(trainer->model, i, &parameter);
+    if (status != FP8CORE_OK) return status;
+    const fp8core_tensor *tensors[2] = {&parameter.weight, &parameter.gradient};
+    for (int which = 0; which < 2; which++) {
+      if (tensors[which]->dtype != FP8CORE_E4M3 || !tensors[which]->scale) continue;
+      fprintf(json, "%s{\"name\": ", *separator);
+      *separator = ", ";
+      char name[320];
+      (void)snprintf(name, sizeof(name), "%s%s", parameter.name, which ? ".gradient" : "");
+      fp8lm_json_write_string(json, name, strlen(name));
+      put_text(json, "dtype", fp8core_dtype_name(tensors[which]->dtype));
+      put_real(json, "scale", (double)*tensors[which]->scale);
+      put_codes(json, tensors[which]);
+      fputc('}', json);
+    }
+  }
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer, int64_t step) {
+  const int64_t count = fp8gpt_model_scaled_tensors(trainer->model);
+  if (!log->json || count == 0) return FP8CORE_OK;
+  FILE *json = log->json;
+  begin(json, "fp8");
+  put_integer(json, "step", step);
+  fputs(", \"tensors\": [", json);
+  const char *separator = "";
+  fp8core_status status = FP8CORE_OK;
+  for (int64_t i = 0; i < count && status == FP8CORE_OK; i++) {
+    const char *name;
+    fp8core_scaling_record record;
+    status = fp8gpt_model_scaled_tensor(trainer->model, i, &name, &record);
+    if (status != FP8CORE_OK) break;
+    fprintf(json, "%s{\"name\": ", separator);
+    separator = ", ";
+    fp8lm_json_write_string(json, name, strlen(name));
+    put_text(json, "dtype", fp8core_dtype_name(record.dtype));
+    put_real(json, "scale", (double)record.scale);
+    put_real(json, "amax", (double)record.amax);
+    // The largest value after scaling, in units of the format's largest: above 1 it saturated.
+    put_real(json, "fill", (double)record.amax * (double)record.scale / (double)fp8core_dtype_max(record.dtype));
+    put_integer(json, "nonfinite_steps", (int64_t)record.nonfinite_steps);
+    fputc('}', json);
+  }
+  fputs("], \"weights\": [", json);
+  separator = "";
+  if (status == FP8CORE_OK) status = put_weights(json, trainer, &separator);
+  fputc(']', json);
+  finish(json);
+  return status;
+}
+
+void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, const char *reason) {
+  struct rusage usage;
+  const int64_t tokens = log->settings->global_batch_size * log->settings->seq_length;
+  const double rate = log->all_seconds > 0.0 ? (double)(log->all_steps * tokens) / log->all_seconds : 0.0;
+  memset(&usage, 0, sizeof(usage));
+  (void)getrusage(RUSAGE_SELF, &usage);
+  if (log->json) {
+    begin(log->json, "end");
+    put_integer(log->json, "step", trainer->step);
+    put_text(log->json, "reason", reason);
+    put_integer(log->json, "skipped_steps", trainer->skipped_steps);
+    put_real(log->json, "tokens_per_second", rate);
+    put_real(log->json, "seconds", log->all_seconds);
+    put_integer(log->json, "peak_resident_bytes", (int64_t)usage.ru_maxrss * 1024);
+    finish(log->json);
+  }
+  end_bar(log);
+  printf("%" PRId64 " steps in %.1f s, %.0f tokens/s; %" PRId64 " skipped in all\n", log->all_steps, log->all_seconds,
+         rate, trainer->skipped_steps);
+}

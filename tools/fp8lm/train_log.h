@@ -1,0 +1,57 @@
+/** \file
+ * What a run tells: log.jsonl, TensorBoard event files, and lines or a progress bar on standard output.
+ * docs/fp8lm.md lists the fields.
+ */
+#ifndef FP8LM_TRAIN_LOG_H
+#define FP8LM_TRAIN_LOG_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "event_file.h"
+#include "trainer.h"
+
+typedef struct fp8lm_train_log {
+  const fp8lm_train_settings *settings;
+  /** NULL: none. */
+  FILE *json;
+  fp8lm_event_file *events;
+  /** Standard output is a terminal: a bar is drawn. */
+  int bar;
+  /** The bar is on the line of the cursor. */
+  int bar_shown;
+  double bar_time;
+  /** Operations a second of the machine; 0: not known. */
+  double peak;
+  double flops_per_token;
+  /** Since the last line. */
+  double seconds;
+  int64_t steps;
+  double loss_sum;
+  /** Since the start, without validation and checkpoints. */
+  double all_seconds;
+  int64_t all_steps;
+} fp8lm_train_log;
+
+/** Opens the files that the settings ask for, and appends. The message names the file or folder. */
+fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings);
+
+/** Closes them. \return FP8CORE_ERROR_INVALID_ARGUMENT if not everything could be written. */
+fp8core_status fp8lm_train_log_close(fp8lm_train_log *log);
+
+/** Options, shape and memory; first and only once. \p load may be NULL. */
+fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *trainer, const char *load,
+                                     uint64_t train_tokens, uint64_t validation_tokens);
+
+void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result);
+void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *trainer, double loss, int64_t sequences,
+                                double seconds);
+void fp8lm_train_log_checkpoint(fp8lm_train_log *log, const fp8lm_trainer *trainer, double seconds);
+
+/** Every scaled tensor: within a step, before its end. \p step counts it. */
+fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer, int64_t step);
+
+/** \p reason: "done", "exit-interval", "signal" or "skipped". */
+void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, const char *reason);
+
+#endif

@@ -1,0 +1,251 @@
+#include "trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "machine.h"
+#include "tokenizer.h"
+
+#define TRY(call)                                                                                                      \
+  do {                                                                                                                 \
+    const fp8core_status try_status = (call);                                                                          \
+    if (try_status != FP8CORE_OK) return try_status;                                                                   \
+  } while (0)
+
+static fp8core_status out_of_memory(const char *what) {
+  return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %s", what);
+}
+
+static fp8core_status create_optimizer(fp8lm_trainer *trainer) {
+  const fp8optim_adamw_options options = fp8lm_train_adamw_options(trainer->settings);
+  // Weights, and what does not decay: norms and biases.
+  const fp8optim_group groups[2] = {fp8lm_train_group(trainer->settings, 1), fp8lm_train_group(trainer->settings, 0)};
+  fp8optim_parameter *parameters = calloc((size_t)trainer->parameter_count, sizeof(*parameters));
+  if (!parameters) return out_of_memory("the table of parameters");
+  fp8core_status status = FP8CORE_OK;
+  for (int64_t i = 0; i < trainer->parameter_count && status == FP8CORE_OK; i++) {
+    fp8gpt_parameter parameter;
+    status = fp8gpt_model_parameter(trainer->model, i, &parameter);
+    if (status != FP8CORE_OK) break;
+    parameters[i] = fp8optim_parameter_create(parameter.name, parameter.shape[0], parameter.shape[1]);
+    parameters[i].dimensions = parameter.dimensions;
+    parameters[i].group = parameter.decay ? 0 : 1;
+    parameters[i].with_weight = 1;
+    parameters[i].weight_dtype = parameter.weight.dtype;
+    parameters[i].weight = parameter.weight.data;
+  }
+  if (status == FP8CORE_OK)
+    status = fp8optim_adamw_create(&trainer->adamw, trainer->context, &options, trainer->parameter_count, parameters, 2,
+                                   groups);
+  free(parameters);
+  return status;
+}
+
+// The optimizer's masters are the initial weights in FP32; the model computes with the weights that it writes.
+static fp8core_status set_masters(fp8lm_trainer *trainer) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < trainer->parameter_count; i++) {
+    fp8gpt_parameter parameter;
+    TRY(fp8gpt_model_parameter(trainer->model, i, &parameter));
+    const int64_t elements = fp8core_tensor_elements(&parameter.weight);
+    if (elements > most) most = elements;
+  }
+  void *values;
+  TRY(fp8core_alloc(trainer->context, (size_t)most * sizeof(float), &values));
+  fp8core_status status = FP8CORE_OK;
+  for (int64_t i = 0; i < trainer->parameter_count && status == FP8CORE_OK; i++) {
+    fp8gpt_parameter parameter;
+    fp8core_tensor weight;
+    status = fp8gpt_model_parameter(trainer->model, i, &parameter);
+    if (status == FP8CORE_OK) status = fp8gpt_model_initial_weight(trainer->model, i, values);
+    if (status != FP8CORE_OK) break;
+    fp8core_tensor source = fp8core_tensor_create(values, FP8CORE_FP32, parameter.dimensions, parameter.shape);
+    source.device = parameter.weight.device;
+    status = fp8optim_adamw_set_state(trainer->adamw, i, FP8OPTIM_MASTER, &source);
+    if (status == FP8CORE_OK) status = fp8optim_adamw_state(trainer->adamw, i, FP8OPTIM_WEIGHT, &weight);
+    if (status == FP8CORE_OK) status = fp8gpt_model_bind_weight(trainer->model, i, &weight);
+  }
+  (void)fp8core_free(trainer->context, values);
+  return status;
+}
+
+fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings) {
+  memset(trainer, 0, sizeof(*trainer));
+  trainer->settings = settings;
+  trainer->schedule = fp8lm_train_schedule(settings);
+  fp8core_context_options context_options = fp8core_context_options_default();
+  context_options.threads = (int)settings->threads;
+  context_options.seed = (uint64_t)settings->seed;
+  if (settings->device == FP8LM_TRAIN_CUDA) context_options.device.type = FP8CORE_DEVICE_CUDA;
+  TRY(fp8core_context_create(&trainer->context, &context_options));
+  const fp8gpt_config config = fp8lm_train_model_config(settings);
+  const fp8gpt_model_options model_options = fp8lm_train_model_options(settings);
+  TRY(fp8gpt_model_create(&trainer->model, trainer->context, &config, &model_options));
+  trainer->parameter_count = fp8gpt_model_parameters(trainer->model);
+  const size_t tokens = (size_t)(settings->global_batch_size * settings->seq_length);
+  trainer->gradients = calloc((size_t)trainer->parameter_count, sizeof(*trainer->gradients));
+  trainer->tokens = malloc(tokens * sizeof(*trainer->tokens));
+  trainer->targets = malloc(tokens * sizeof(*trainer->targets));
+  if (!trainer->gradients || !trainer->tokens || !trainer->targets) return out_of_memory("the tokens of a step");
+  TRY(create_optimizer(trainer));
+  return set_masters(trainer);
+}
+
+void fp8lm_trainer_destroy(fp8lm_trainer *trainer) {
+  fp8optim_adamw_destroy(&trainer->adamw);
+  fp8gpt_model_destroy(&trainer->model);
+  fp8core_context_destroy(&trainer->context);
+  free(trainer->gradients);
+  free(trainer->tokens);
+  free(trainer->targets);
+  free(trainer->vocab);
+  free(trainer->merges);
+  memset(trainer, 0, sizeof(*trainer));
+}
+
+fp8core_status fp8lm_trainer_read_tokenizer(fp8lm_trainer *trainer, const char *load) {
+  char vocab[PATH_MAX];
+  char merges[PATH_MAX];
+  if (trainer->settings->vocab_file) {
+    if (snprintf(vocab, sizeof(vocab), "%s", trainer->settings->vocab_file) >= PATH_MAX ||
+        snprintf(merges, sizeof(merges), "%s", trainer->settings->merge_file) >= PATH_MAX)
+      return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "the path of a tokenizer's file is too long");
+  } else if (load) {
+    fp8lm_checkpoint_index index;
+    TRY(fp8lm_checkpoint_open(load, &index));
+    const int there = fp8lm_checkpoint_index_file(&index, FP8LM_CHECKPOINT_VOCAB) &&
+                      fp8lm_checkpoint_index_file(&index, FP8LM_CHECKPOINT_MERGES);
+    fp8lm_checkpoint_index_free(&index);
+    if (!there) return FP8CORE_OK;
+    TRY(fp8lm_join_path(vocab, load, FP8LM_CHECKPOINT_VOCAB));
+    TRY(fp8lm_join_path(merges, load, FP8LM_CHECKPOINT_MERGES));
+  } else {
+    return FP8CORE_OK;
+  }
+  // Checked whole now, not when text is to be generated.
+  fp8lm_tokenizer *tokenizer;
+  TRY(fp8lm_tokenizer_create_bpe(&tokenizer, vocab, merges));
+  const uint32_t vocabulary = fp8lm_tokenizer_vocabulary(tokenizer);
+  fp8lm_tokenizer_destroy(&tokenizer);
+  if (vocabulary > (uint64_t)trainer->settings->vocab_size)
+    return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT,
+                                  "%s has %" PRIu32 " tokens, expected at most --vocab-size, %" PRId64, vocab,
+                                  vocabulary, trainer->settings->vocab_size);
+  TRY(fp8lm_read_whole_file(vocab, FP8LM_TOKENIZER_MAX_FILE, &trainer->vocab, &trainer->vocab_bytes));
+  return fp8lm_read_whole_file(merges, FP8LM_TOKENIZER_MAX_FILE, &trainer->merges, &trainer->merges_bytes);
+}
+
+// Spikes.
+
+static void find_spike(fp8lm_trainer *trainer, fp8lm_step_result *result) {
+  // Fewer say little of what is usual.
+  const int enough = 20;
+  double sum = 0.0;
+  double squares = 0.0;
+  const int count = trainer->loss_count;
+  for (int i = 0; i < count; i++) sum += (double)trainer->losses[i];
+  result->mean = count ? sum / count : 0.0;
+  for (int i = 0; i < count; i++) {
+    const double off = (double)trainer->losses[i] - result->mean;
+    squares += off * off;
+  }
+  result->deviation = count ? sqrt(squares / count) : 0.0;
+  if (trainer->settings->spike_sigma > 0.0 && count >= enough)
+    result->spike = result->loss > result->mean + trainer->settings->spike_sigma * result->deviation;
+  if (!isfinite(result->loss)) return;
+  if (count == FP8LM_TRAINER_LOSSES) {
+    memmove(trainer->losses, trainer->losses + 1, (FP8LM_TRAINER_LOSSES - 1) * sizeof(*trainer->losses));
+    trainer->loss_count--;
+  }
+  trainer->losses[trainer->loss_count++] = (float)result->loss;
+}
+
+// Forward and backward passes of a step.
+static fp8core_status run_micro_batches(fp8lm_trainer *trainer, double *loss) {
+  const fp8lm_train_settings *settings = trainer->settings;
+  const int64_t micro_batches = fp8lm_train_micro_batches(settings);
+  const int64_t tokens = settings->micro_batch_size * settings->seq_length;
+  double sum = 0.0;
+  for (int64_t i = 0; i < micro_batches; i++) {
+    fp8gpt_batch batch;
+    float micro_loss;
+    batch.sequences = (int)settings->micro_batch_size;
+    batch.length = (int)settings->seq_length;
+    batch.tokens = trainer->tokens + i * tokens;
+    batch.targets = trainer->targets + i * tokens;
+    TRY(fp8gpt_model_train(trainer->model, &batch, i == 0, 1.0f / (float)micro_batches, trainer->step, (int)i,
+                           &micro_loss));
+    sum += (double)micro_loss;
+  }
+  *loss = sum / (double)micro_batches;
+  return FP8CORE_OK;
+}
+
+static fp8core_status optimize(fp8lm_trainer *trainer, fp8lm_step_result *result) {
+  fp8optim_step_options options = fp8optim_step_options_default();
+  fp8optim_step_report report;
+  options.max_norm = (float)trainer->settings->clip_grad;
+  // Scales of FP8 gradients are those of this step: their tensors are asked for anew.
+  for (int64_t i = 0; i < trainer->parameter_count; i++) {
+    fp8gpt_parameter parameter;
+    TRY(fp8gpt_model_parameter(trainer->model, i, &parameter));
+    trainer->gradients[i] = parameter.gradient;
+  }
+  TRY(fp8optim_schedule_rate(&trainer->schedule, trainer->step, &result->learning_rate));
+  TRY(fp8optim_adamw_set_learning_rate(trainer->adamw, result->learning_rate));
+  TRY(fp8optim_adamw_step(trainer->adamw, trainer->gradients, &options, &report));
+  result->gradient_norm = report.gradient_norm;
+  result->clip_factor = report.clip_factor;
+  result->skipped = report.skipped;
+  return fp8gpt_model_end_step(trainer->model);
+}
+
+fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *loader, fp8lm_step_observer observer,
+                                  void *user_data, fp8lm_step_result *result) {
+  const fp8lm_train_settings *settings = trainer->settings;
+  memset(result, 0, sizeof(*result));
+  const double start = fp8lm_now();
+  TRY(fp8lm_loader_batch(loader, FP8LM_TRAIN, (uint64_t)trainer->step, 0, 1, (size_t)settings->global_batch_size,
+                         (size_t)settings->seq_length, trainer->tokens, trainer->targets));
+  const double data_done = fp8lm_now();
+  TRY(run_micro_batches(trainer, &result->loss));
+  const double model_done = fp8lm_now();
+  if (observer) TRY(observer(trainer, user_data));
+  const double observed = fp8lm_now();
+  TRY(optimize(trainer, result));
+  result->data_seconds = data_done - start;
+  result->model_seconds = model_done - data_done;
+  result->optimizer_seconds = fp8lm_now() - observed;
+  find_spike(trainer, result);
+  trainer->step++;
+  trainer->skipped_steps += result->skipped;
+  trainer->skipped_in_a_row = result->skipped ? trainer->skipped_in_a_row + 1 : 0;
+  return FP8CORE_OK;
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader *loader, const volatile int *stop,
+                                      double *loss, int64_t *sequences) {
+  const fp8lm_train_settings *settings = trainer->settings;
+  const int64_t length = settings->seq_length;
+  int64_t wanted = (int64_t)fp8lm_loader_sequences(loader, FP8LM_VALIDATION, (size_t)length);
+  if (settings->eval_iters > 0) wanted = smaller(wanted, settings->eval_iters * settings->micro_batch_size);
+  double sum = 0.0;
+  *sequences = 0;
+  while (*sequences < wanted && !(stop && *stop)) {
+    const int64_t count = smaller(settings->micro_batch_size, wanted - *sequences);
+    for (int64_t i = 0; i < count; i++)
+      TRY(fp8lm_loader_batch(loader, FP8LM_VALIDATION, (uint64_t)(*sequences + i), 0, 1, 1, (size_t)length,
+                             trainer->tokens + i * length, trainer->targets + i * length));
+    const fp8gpt_batch batch = {(int)count, (int)length, trainer->tokens, trainer->targets};
+    float mean;
+    TRY(fp8gpt_model_loss(trainer->model, &batch, &mean));
+    sum += (double)mean * (double)count;
+    *sequences += count;
+  }
+  *loss = *sequences > 0 ? sum / (double)*sequences : 0.0;
+  return FP8CORE_OK;
+}

@@ -1,0 +1,93 @@
+/** \file
+ * What is trained: a model, its optimizer and the state of the run, and how they come from and go to checkpoints.
+ */
+#ifndef FP8LM_TRAINER_H
+#define FP8LM_TRAINER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "checkpoint.h"
+#include "fp8core/context.h"
+#include "fp8gpt/model.h"
+#include "fp8optim/adamw.h"
+#include "loader.h"
+#include "train_settings.h"
+
+/** Steps whose losses are remembered to tell a spike. */
+#define FP8LM_TRAINER_LOSSES 128
+
+typedef struct fp8lm_trainer {
+  /** The caller's, and outlives the trainer. */
+  const fp8lm_train_settings *settings;
+  fp8core_context *context;
+  fp8gpt_model *model;
+  fp8optim_adamw *adamw;
+  fp8optim_schedule schedule;
+  int64_t parameter_count;
+  fp8core_tensor *gradients;
+  /** Of a step: [global batch, sequence] tokens and targets. */
+  int32_t *tokens;
+  int32_t *targets;
+  int64_t step;
+  int64_t skipped_steps;
+  int64_t skipped_in_a_row;
+  /** The finite losses of the last steps, the latest last. */
+  float losses[FP8LM_TRAINER_LOSSES];
+  int loss_count;
+  /** The tokenizer's files, which go into every checkpoint; NULL: bytes. */
+  char *vocab;
+  size_t vocab_bytes;
+  char *merges;
+  size_t merges_bytes;
+} fp8lm_trainer;
+
+/** What one step did. */
+typedef struct fp8lm_step_result {
+  double learning_rate;
+  /** Mean of the micro-batches. */
+  double loss;
+  float gradient_norm;
+  float clip_factor;
+  int skipped;
+  /** The loss is that of a spike; mean and deviation of the steps before. */
+  int spike;
+  double mean;
+  double deviation;
+  double data_seconds;
+  double model_seconds;
+  double optimizer_seconds;
+} fp8lm_step_result;
+
+/** Called between the passes of a step and its end, when amaxes and gradients are there. */
+typedef fp8core_status (*fp8lm_step_observer)(fp8lm_trainer *trainer, void *user_data);
+
+/** Makes model and optimizer with initial weights. A zeroed trainer may be destroyed. */
+fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings);
+void fp8lm_trainer_destroy(fp8lm_trainer *trainer);
+
+/** Reads the tokenizer's files, of settings or, where those name none, of the checkpoint \p load (NULL: none). */
+fp8core_status fp8lm_trainer_read_tokenizer(fp8lm_trainer *trainer, const char *load);
+
+/** Takes one step with the loader's next batch. \p observer may be NULL. */
+fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *loader, fp8lm_step_observer observer,
+                                  void *user_data, fp8lm_step_result *result);
+
+/**
+ * Mean loss of validation sequences, the same ones every time. \p stop, if not NULL, ends it early when it becomes
+ * non-zero. *sequences is how many were seen; 0 where there are none.
+ */
+fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader *loader, const volatile int *stop,
+                                      double *loss, int64_t *sequences);
+
+/** Writes a checkpoint of the state after the last step to \p folder, and removes old ones. */
+fp8core_status fp8lm_trainer_save(fp8lm_trainer *trainer, const char *folder, int64_t keep);
+
+/** Continues the checkpoint \p path, whose settings are the trainer's. After an error the trainer must not be used. */
+fp8core_status fp8lm_trainer_load(fp8lm_trainer *trainer, const char *path);
+
+/** Fills \p model, which may be one for inference, with the weights of a checkpoint. Its scales are kept in \p scales,
+ * two floats a parameter, which must outlive the use of the model. */
+fp8core_status fp8lm_load_weights(fp8gpt_model *model, const char *path, float *scales);
+
+#endif
