@@ -380,6 +380,12 @@ static fp8core_status parse_index(char *text, size_t length, fp8lm_checkpoint_in
   if (index->optimizer_steps > index->step || index->skipped_steps > index->step ||
       index->skipped_in_a_row > index->skipped_steps)
     return corrupt("more steps were skipped or taken than the %" PRId64 " of the run", index->step);
+  const fp8gpt_config config = fp8lm_train_model_config(&index->settings);
+  if (fp8gpt_config_validate(&config) != FP8CORE_OK) {
+    char reason[256];
+    (void)snprintf(reason, sizeof(reason), "%s", fp8core_last_error());
+    return corrupt("its options: %s", reason);
+  }
   return FP8CORE_OK;
 }
 
