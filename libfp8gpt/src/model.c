@@ -9,6 +9,7 @@
 #include "internal.h"
 
 #define ALIGNMENT 256
+#define MOST_BYTES (INT64_C(1) << 62)
 
 static const char *const precision_names[] = {"fp32", "bf16", "te", "fp8-o1", "fp8-o2"};
 
@@ -127,7 +128,8 @@ typedef struct layout {
 
 static void *take(layout *place, int64_t bytes) {
   void *taken = place->memory ? place->memory + place->bytes : NULL;
-  place->bytes += aligned(bytes);
+  // No single array passes 2^62 bytes, but many layers of them may: more than any memory is asked for then.
+  place->bytes = aligned(bytes) < MOST_BYTES - place->bytes ? place->bytes + aligned(bytes) : MOST_BYTES;
   return taken;
 }
 
