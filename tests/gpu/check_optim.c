@@ -269,7 +269,8 @@ static void run_steps(const char *name, const fp8optim_adamw_options *options, i
   start_run(&r, (uint64_t)(shift + 1));
   compare(&r, "after the masters were set");
   const double sizes[] = {1e-3, 2.0, 1e-2, 1e-6};
-  for (int step = 0; step < (EMULATED ? 4 : 8); step++) {
+  // One is skipped; in the fourth that is taken, moments shrink.
+  for (int step = 0; step < (EMULATED ? 6 : 10); step++) {
     char when[32];
     const float poison = step == 2 ? (shift % 2 ? INFINITY : NAN) : 0.0f;
     snprintf(when, sizeof(when), "step %d", step + 1);

@@ -49,6 +49,8 @@ struct update_context {
   fp8optim_constants constants;
   float least_exp_avg_sq;
   bool stochastic;
+  // Some of exp_avg rounds toward zero: see FP8OPTIM_SHRINK.
+  bool shrinks;
   // Masters and weights are not written: see fp8optim_keeps_masters().
   bool keeps;
 };
@@ -109,6 +111,16 @@ static __device__ __forceinline__ void pack_quad(int size, const fp8core_quad &c
   }
 }
 
+// Moves those of four 8-bit codes of values `m` that are masked, and farther from zero than their values, by one.
+static __device__ __forceinline__ void round_toward_zero(fp8core_dtype dtype, const float (&m)[4], unsigned masked,
+                                                         uint32_t *word) {
+  float rounded[4];
+  fp8optim_decode_quad(dtype, word, 0, rounded);
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    if ((masked >> j & 1) && fabsf(rounded[j]) > fabsf(m[j])) *word -= UINT32_C(1) << (8 * j);
+}
+
 // Elements i to i + Vector of the chunk.
 template <int Vector>
 static __device__ __forceinline__ void update_vector(const update_context &of, const rare_context &rare, int i,
@@ -125,12 +137,17 @@ static __device__ __forceinline__ void update_vector(const update_context &of, c
   for (int at = 0; at < Vector; at += 4) {
     const float(&g)[4] = gradient[at / 4];
     float m[4], v[4], w[4];
+    unsigned shrinks = 0;
     fp8optim_decode_quad(of.dtype[FP8OPTIM_EXP_AVG], from.exp_avg, at, m);
     fp8optim_decode_quad(of.dtype[FP8OPTIM_EXP_AVG_SQ], from.exp_avg_sq, at, v);
     fp8optim_decode_quad(master_dtype, from.master, at, w);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      m[j] = fmaf(m[j], constants.exp_avg_keep, g[j] * constants.exp_avg_gradient);
+      const float m_gradient = g[j] * constants.exp_avg_gradient;
+      if (of.shrinks)
+        shrinks |= (unsigned)fp8optim_shrinks(of.dtype[FP8OPTIM_EXP_AVG], m_gradient, m[j], constants.exp_avg_shrink)
+                   << j;
+      m[j] = fmaf(m[j], constants.exp_avg_keep, m_gradient);
       const float root_part = g[j] * constants.exp_avg_sq_gradient;
       v[j] = fmaf(v[j], constants.exp_avg_sq_keep, root_part * root_part);
       if (of.dtype[FP8OPTIM_EXP_AVG_SQ] != FP8CORE_FP32)
@@ -141,6 +158,7 @@ static __device__ __forceinline__ void update_vector(const update_context &of, c
       largest.state[FP8OPTIM_MASTER] = fmaxf(largest.state[FP8OPTIM_MASTER], fabsf(w[j]));
     }
     fp8optim_encode_quad(of.dtype[FP8OPTIM_EXP_AVG], m, at, exp_avg);
+    if (of.shrinks) round_toward_zero(of.dtype[FP8OPTIM_EXP_AVG], m, shrinks, &exp_avg[at / 4]);
     fp8optim_encode_quad(of.dtype[FP8OPTIM_EXP_AVG_SQ], v, at, exp_avg_sq);
     if (of.stochastic) {
       const float4 four = {w[0], w[1], w[2], w[3]};
@@ -222,6 +240,7 @@ static __global__ __launch_bounds__(threads, 4) void update_kernel(const fp8opti
   of.constants = job.tables.constants[chunk.tensor];
   of.least_exp_avg_sq = fp8core_bits_float(fp8core_decode_bits(of.dtype[FP8OPTIM_EXP_AVG_SQ], 1));
   of.stochastic = job.stochastic != 0;
+  of.shrinks = fp8optim_bytes(of.dtype[FP8OPTIM_EXP_AVG]) == 1 && of.constants.exp_avg_shrink != 0.0f;
   of.keeps = fp8optim_keeps_masters(&job.tables.group_steps[tensor->group]);
   const fp8optim_gradient_view view = fp8optim_view_gradient(gradient, tensor->row_length, chunk.first, vector);
   const unsigned char *start = view.start;
