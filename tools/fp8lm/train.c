@@ -15,7 +15,7 @@
 
 #define PREFIX "fp8lm train"
 
-#define PEAK_SECONDS 0.2
+#define PEAK_SECONDS 0.05
 
 static volatile sig_atomic_t stop;
 
