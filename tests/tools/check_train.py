@@ -288,13 +288,25 @@ class Train(unittest.TestCase):
         self.assertEqual(steps_of(self.path("base")), [4, 8, 12])
         self.assertFalse(glob.glob(self.path("*", "*.tmp")))
 
-    def test_replaced_checkpoint(self):
-        # The same step again, over a checkpoint that is there.
-        self.copy("base", "again")
-        shutil.rmtree(step(self.path("again"), 12))
-        write(os.path.join(step(self.path("again"), 8), "model.safetensors"), b"damaged")
-        self.resume("--load", step("again", 4), "--save", "again", "--save-interval", "4")
-        self.same_checkpoints(step(self.path("base"), 8), step(self.path("again"), 8))
+    def test_going_back(self):
+        # Later checkpoints would be taken for the newest ones.
+        self.copy("base", "back")
+        _, message = self.resume("--load", step("back", 4), "--save", "back", expect=1)
+        self.assertIn("back/step-00000012 is later than back/step-00000004, which is to be continued", message)
+        self.assertEqual(steps_of(self.path("back")), [4, 8, 12])
+        shutil.rmtree(step(self.path("back"), 12))
+        shutil.rmtree(step(self.path("back"), 8))
+        self.resume("--load", step("back", 4), "--save", "back", "--save-interval", "4")
+        self.same_checkpoints(step(self.path("base"), 8), step(self.path("back"), 8))
+        self.same_checkpoints(step(self.path("base"), 12), step(self.path("back"), 12))
+
+    def test_closed_output(self):
+        process = self.start("--train-iters", "8", "--save", "unheard", "--eval-interval", "0", "--log-interval", "1")
+        process.stdout.close()
+        message = process.stderr.read()
+        self.assertEqual(process.wait(timeout=120), 1)
+        self.assertIn(b"cannot write to standard output", message)
+        self.assertEqual(steps_of(self.path("unheard")), [8])
 
     def start(self, *arguments):
         return subprocess.Popen([FP8LM, "train", "--data-path", "t", *TINY, *arguments], cwd=self.folder,

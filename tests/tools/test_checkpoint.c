@@ -117,9 +117,9 @@ static void test_folders(void **state) {
   (void)state;
   char *newest;
   char *ending;
-  assert_int_equal(fp8lm_checkpoint_newest("/no/such/folder", &newest), FP8CORE_OK);
+  assert_int_equal(fp8lm_checkpoint_newest("/no/such/folder", &newest, NULL), FP8CORE_OK);
   assert_null(newest);
-  assert_int_equal(fp8lm_checkpoint_newest(folder, &newest), FP8CORE_OK);
+  assert_int_equal(fp8lm_checkpoint_newest(folder, &newest, NULL), FP8CORE_OK);
   assert_null(newest);
   make_step("step-00000009");
   make_step("step-00000010");
@@ -129,7 +129,9 @@ static void test_folders(void **state) {
   make_step("step-");
   make_step("step-12x");
   make_step("xstep-12");
-  assert_int_equal(fp8lm_checkpoint_newest(folder, &newest), FP8CORE_OK);
+  int64_t number;
+  assert_int_equal(fp8lm_checkpoint_newest(folder, &newest, &number), FP8CORE_OK);
+  assert_int_equal(number, 100000000);
   ending = strrchr(newest, '/');
   assert_string_equal(ending, "/step-100000000");
   free(newest);

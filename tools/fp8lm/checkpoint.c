@@ -136,8 +136,9 @@ static fp8core_status step_path(char path[PATH_MAX], const char *folder, int64_t
   return fp8lm_join_path(path, folder, name);
 }
 
-fp8core_status fp8lm_checkpoint_newest(const char *folder, char **path) {
+fp8core_status fp8lm_checkpoint_newest(const char *folder, char **path, int64_t *step) {
   *path = NULL;
+  if (step) *step = -1;
   step_list list;
   fp8core_status status = list_steps(folder, 0, &list);
   if (status != FP8CORE_OK) return status;
@@ -145,6 +146,7 @@ fp8core_status fp8lm_checkpoint_newest(const char *folder, char **path) {
     char found[PATH_MAX];
     status = step_path(found, folder, list.steps[list.count - 1], "");
     if (status == FP8CORE_OK) *path = strdup(found);
+    if (step) *step = list.steps[list.count - 1];
     if (status == FP8CORE_OK && !*path)
       status = fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a path");
   }
@@ -161,7 +163,7 @@ fp8core_status fp8lm_checkpoint_find(const char *given, char **path) {
     *path = strdup(given);
     return *path ? FP8CORE_OK : fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a path");
   }
-  status = fp8lm_checkpoint_newest(given, path);
+  status = fp8lm_checkpoint_newest(given, path, NULL);
   if (status != FP8CORE_OK || *path) return status;
   return access(given, F_OK) == 0 ? refused("is no checkpoint and holds none, expected " FP8LM_CHECKPOINT_INDEX
                                             " or folders " STEP_PREFIX "NNNNNNNN")

@@ -72,8 +72,9 @@ fp8core_status fp8lm_checkpoint_verify(const char *path, const fp8lm_checkpoint_
 
 /**
  * The checkpoint of the most steps in \p folder, from malloc(); *path is NULL where there is none, or no folder.
+ * \param step NULL, or receives its number, -1 where there is none.
  */
-fp8core_status fp8lm_checkpoint_newest(const char *folder, char **path);
+fp8core_status fp8lm_checkpoint_newest(const char *folder, char **path, int64_t *step);
 
 /** \p given itself if it is a checkpoint, else the newest in it; an error where there is none. */
 fp8core_status fp8lm_checkpoint_find(const char *given, char **path);

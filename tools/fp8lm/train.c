@@ -34,6 +34,8 @@ static void catch_signals(void) {
   (void)sigaction(SIGTERM, &action, NULL);
   // A file size limit is an error of write(), as a full disk is.
   (void)signal(SIGXFSZ, SIG_IGN);
+  // A run goes on when nobody reads its lines any more; its exit status tells.
+  (void)signal(SIGPIPE, SIG_IGN);
 }
 
 typedef struct run {
@@ -54,7 +56,7 @@ static int failed_at(const char *path) {
   return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: %s", path, fp8core_last_error());
 }
 
-// The folder of --save: made, locked, and without checkpoints that a new run would replace.
+// The folder of --save: made and locked.
 static int prepare_folder(run *now) {
   const fp8lm_train_settings *settings = &now->settings;
   char path[PATH_MAX];
@@ -65,10 +67,27 @@ static int prepare_folder(run *now) {
   if (now->lock < 0) return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: cannot open: %s", path, strerror(errno));
   if (flock(now->lock, LOCK_EX | LOCK_NB) != 0)
     return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: another run is writing to this folder", settings->save);
-  if (settings->load) return FP8LM_EXIT_SUCCESS;
+  return FP8LM_EXIT_SUCCESS;
+}
+
+// The newest checkpoint of a folder must be the run's own: neither of an earlier run, nor later than where this one
+// goes on, as it would be taken for the newest for ever.
+static int check_folder(const run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
   char *newest;
-  if (fp8lm_checkpoint_newest(settings->save, &newest) != FP8CORE_OK) return failed_at(settings->save);
+  int64_t step;
+  if (!settings->save) return FP8LM_EXIT_SUCCESS;
+  if (fp8lm_checkpoint_newest(settings->save, &newest, &step) != FP8CORE_OK) return failed_at(settings->save);
   if (!newest) return FP8LM_EXIT_SUCCESS;
+  if (settings->load) {
+    int result = FP8LM_EXIT_SUCCESS;
+    if (step > now->trainer.step)
+      result = fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
+                              "%s is later than %s, which is to be continued: remove it, or save elsewhere", newest,
+                              settings->load);
+    free(newest);
+    return result;
+  }
   const int result =
     fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
                    "%s is there from an earlier run: continue it with --resume, or save elsewhere", newest);
@@ -99,12 +118,15 @@ static double measure_peak(const fp8lm_trainer *trainer) {
 static int begin(run *now) {
   fp8lm_train_settings *settings = &now->settings;
   int result = prepare_folder(now);
+  if (result == FP8LM_EXIT_SUCCESS && !settings->load) result = check_folder(now);
   if (result == FP8LM_EXIT_SUCCESS) result = open_data(now);
   if (result != FP8LM_EXIT_SUCCESS) return result;
   if (fp8lm_trainer_create(&now->trainer, settings) != FP8CORE_OK) return failed();
   if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed();
   if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK)
     return failed_at(settings->load);
+  if (settings->load) result = check_folder(now);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
   if (fp8lm_train_log_open(&now->log, settings) != FP8CORE_OK) return failed();
   now->log.peak = measure_peak(&now->trainer);
   now->saved = now->trainer.step;

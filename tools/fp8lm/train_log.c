@@ -202,10 +202,13 @@ static void print_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const
   const double rate = (double)(log->steps * tokens) / log->seconds;
   format_time((double)(settings->train_iters - trainer->step) * log->all_seconds / (double)log->all_steps, left,
               sizeof(left));
-  int used =
-    snprintf(figures, sizeof(figures), "step %" PRId64 "/%" PRId64 "  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s",
-             trainer->step, settings->train_iters, log->loss_sum / (double)log->steps, result->learning_rate,
-             (double)result->gradient_norm, rate);
+  int used = snprintf(figures, sizeof(figures), "%s%" PRId64 "/%" PRId64 "  loss %.4f  ", log->bar ? "" : "step ",
+                      trainer->step, settings->train_iters, log->loss_sum / (double)log->steps);
+  // The bar wants the room.
+  if (!log->bar)
+    used += snprintf(figures + used, sizeof(figures) - (size_t)used, "lr %.2e  norm %.3f  ", result->learning_rate,
+                     (double)result->gradient_norm);
+  used += snprintf(figures + used, sizeof(figures) - (size_t)used, "%.0f tokens/s", rate);
   if (log->peak > 0.0)
     used += snprintf(figures + used, sizeof(figures) - (size_t)used, "  MFU %.1f %%",
                      100.0 * rate * log->flops_per_token / log->peak);

@@ -724,7 +724,7 @@ static int find_checkpoint(const char *prefix, fp8lm_train_settings *settings) {
   char *found = NULL;
   if (settings->resume) {
     if (!settings->save || settings->load) return FP8LM_EXIT_SUCCESS;
-    if (fp8lm_checkpoint_newest(settings->save, &found) != FP8CORE_OK)
+    if (fp8lm_checkpoint_newest(settings->save, &found, NULL) != FP8CORE_OK)
       return fp8lm_complain(FP8LM_EXIT_FAILURE, prefix, "%s: %s", settings->save, fp8core_last_error());
   } else if (settings->load) {
     if (fp8lm_checkpoint_find(settings->load, &found) != FP8CORE_OK)
