@@ -84,6 +84,8 @@ typedef struct update_case {
   int with_weight;
   int64_t length;
   uint64_t first_element;
+  // Instead of the kind's, where it is not 0.
+  float weight_factor;
   fp8optim_update_job job;
   int offsets[BUFFERS];
 } update_case;
@@ -328,6 +330,7 @@ static void check_update(update_case *c) {
     fill_ties(c, input.at);
   else
     fill_step(c, input.at);
+  if (c->weight_factor != 0.0f) c->job.constants.weight_factor = c->weight_factor;
   for (int buffer = 0; buffer < BUFFERS; buffer++)
     memcpy(expected.at[buffer], input.at[buffer], (size_t)bytes_of(c, buffer));
   // Raised, never set: some start above what is found.
@@ -445,6 +448,25 @@ static void check_alignments(void) {
         c.offsets[buffer] = offset;
         c.kind = KIND_STEP;
         c.length = 101;
+        check_update(&c);
+      }
+    }
+  }
+}
+
+// Weights of 8-bit masters near the end of FP32's range: the scales are far apart, and their ratio with a factor of the
+// load's overflows.
+static void check_huge_masters(void) {
+  static const fp8core_dtype masters[] = {FP8CORE_E4M3, FP8CORE_E5M2};
+  for (int master = 0; master < 2; master++) {
+    for (int weight = 0; weight < FP8CORE_DTYPE_COUNT; weight++) {
+      for (int exponent = 100; exponent <= 126; exponent++) {
+        const fp8core_dtype dtype[BUFFERS] = {masters[master], FP8CORE_E4M3, FP8CORE_FP16, (fp8core_dtype)weight,
+                                              FP8CORE_FP32};
+        update_case c = case_of("huge masters", dtype, 1);
+        c.kind = KIND_KEPT;
+        c.length = (int64_t)(random_bits() % 131);
+        c.weight_factor = ldexpf(1.0f, exponent);
         check_update(&c);
       }
     }
@@ -641,6 +663,7 @@ int main(int argc, char **argv) {
   check_formats();
   check_presets();
   check_alignments();
+  check_huge_masters();
   check_page_edges();
   printf("tiers up to %s against the scalar rule: %d failures\n", tiers[tier_count - 1].name, failures);
   return failures ? 1 : 0;

@@ -44,6 +44,7 @@ typedef struct update_constants {
   v_float eps;
   v_float master_keep;
   v_float minus_master_change;
+  v_float weight_load_factor;
   v_float weight_factor;
   v_float least_exp_avg_sq;
 } update_constants;
@@ -117,8 +118,12 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
   if (!stochastic) v_store_vectors(dtype[FP8OPTIM_MASTER], master, w, vectors, 0);
   if (!with_weight) return;
 #pragma GCC unroll 4
-  for (int i = 0; i < vectors; i++)
-    w[i] = v_load_finite(dtype[FP8OPTIM_MASTER], master + i * master_bytes) * constants->weight_factor;
+  for (int i = 0; i < vectors; i++) {
+    w[i] = v_load_finite(dtype[FP8OPTIM_MASTER], master + i * master_bytes);
+    // The product of the two factors may overflow.
+    if (v_bytes(dtype[FP8OPTIM_MASTER]) == 1) w[i] = w[i] * constants->weight_load_factor;
+    w[i] = w[i] * constants->weight_factor;
+  }
   v_store_vectors(dtype[FP8OPTIM_WEIGHT], at->data[FP8OPTIM_WEIGHT], w, vectors, 0);
 }
 
@@ -147,7 +152,8 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
   constants.eps = v_splat(job->constants.eps);
   constants.master_keep = v_splat(job->constants.master_keep * v_load_factor(master));
   constants.minus_master_change = v_splat(-job->constants.master_change);
-  constants.weight_factor = v_splat(job->constants.weight_factor * v_load_factor(master));
+  constants.weight_load_factor = v_splat(v_bytes(master) == 1 ? v_load_factor(master) : 1.0f);
+  constants.weight_factor = v_splat(job->constants.weight_factor);
   constants.least_exp_avg_sq = v_splat(fp8core_bits_float(fp8core_decode_bits(exp_avg_sq, 1)));
   at.gradient = gradient;
   int64_t i = 0;
