@@ -56,7 +56,8 @@ fp8core_status fp8optim_schedule_rate(const fp8optim_schedule *schedule, int64_t
                                                                 : 0;
   const int64_t length = schedule->total_steps - 1 - start;
   double done = 0.0;
-  if (step > start) done = step - start >= length ? 1.0 : (double)(step - start) / (double)length;
+  // A step below the last one: its distance from a start of -1 does not overflow.
+  if (step > start) done = step >= schedule->total_steps - 1 ? 1.0 : (double)(step - start) / (double)length;
   switch (schedule->type) {
   case FP8OPTIM_SCHEDULE_LINEAR: *learning_rate = between(schedule, done); break;
   case FP8OPTIM_SCHEDULE_COSINE:

@@ -157,6 +157,16 @@ static void the_ends(void **unused) {
   const fp8optim_schedule slow = schedule_of(FP8OPTIM_SCHEDULE_WSD, 1.0, 0.0, INT64_MAX, INT64_MAX, 0);
   assert_exact(&slow, INT64_MAX - 1, 1.0);
   assert_exact(&slow, INT64_MAX, 1.0);
+  const fp8optim_schedule all_decay = schedule_of(FP8OPTIM_SCHEDULE_WSD, 1.0, 0.0, 0, INT64_MAX, INT64_MAX);
+  assert_exact(&all_decay, INT64_MAX - 1, 0.0);
+  assert_exact(&all_decay, INT64_MAX, 0.0);
+  // One step is both the first and the last.
+  const fp8optim_schedule single = schedule_of(FP8OPTIM_SCHEDULE_LINEAR, 1.0, 0.5, 0, 1, 0);
+  assert_exact(&single, 0, 1.0);
+  assert_exact(&single, 1, 0.5);
+  const fp8optim_schedule all_warm = schedule_of(FP8OPTIM_SCHEDULE_COSINE, 1.0, 0.5, 4, 4, 0);
+  assert_exact(&all_warm, 3, 1.0);
+  assert_exact(&all_warm, 4, 0.5);
 }
 
 #define REFUSED(change, text)                                                                                          \

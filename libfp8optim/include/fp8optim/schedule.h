@@ -55,7 +55,9 @@ static inline fp8optim_schedule fp8optim_schedule_default(void) {
 
 /**
  * The learning rate of \p step, counted from 0. The warm-up's last step, and every step before the decay, has the
- * peak; from step total_steps - 1 on it is the floor. Thread-safe.
+ * peak; from step total_steps - 1 on it is the floor. The peak comes first where both are one step: a run that is all
+ * warm-up, and a linear or cosine one of a single step, has the peak in its last step and the floor after it. Constant
+ * schedules, and WSD with decay_steps 0, keep the peak. Thread-safe.
  *
  * \param learning_rate receives the rate.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for a negative step, rates that are not finite or out of order, steps that
