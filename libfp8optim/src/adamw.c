@@ -286,9 +286,56 @@ static fp8core_status allocate(fp8optim_adamw *adamw) {
   return fill_tables(adamw);
 }
 
+// Memory of the caller's that is one part of a parameter.
+typedef struct given_memory {
+  uintptr_t first;
+  uintptr_t end;
+  const char *name;
+  const char *part;
+} given_memory;
+
+static int compare_memory(const void *one, const void *other) {
+  const uintptr_t a = ((const given_memory *)one)->first;
+  const uintptr_t b = ((const given_memory *)other)->first;
+  return (a > b) - (a < b);
+}
+
+// Parts are written at once and by many threads: no two may share a byte.
+static fp8core_status check_distinct(const fp8optim_adamw *adamw) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < adamw->tensor_count; i++)
+    for (int part = 0; part < FP8OPTIM_PARTS; part++) count += given_part(&adamw->parameters[i], part) != NULL;
+  if (count < 2) return FP8CORE_OK;
+  given_memory *given = malloc((size_t)count * sizeof(*given));
+  if (!given) return out_of_memory(count * (int64_t)sizeof(*given));
+  count = 0;
+  for (int64_t i = 0; i < adamw->tensor_count; i++) {
+    const fp8optim_parameter *parameter = &adamw->parameters[i];
+    for (int part = 0; part < FP8OPTIM_PARTS; part++) {
+      const uintptr_t first = (uintptr_t)given_part(parameter, part);
+      const uintptr_t bytes =
+        (uintptr_t)fp8optim_elements(parameter) * fp8core_dtype_size(part_dtype(adamw, parameter, part));
+      if (first == 0 || bytes == 0) continue;
+      given[count++] = (given_memory){first, first + bytes, parameter->name, state_names[part]};
+    }
+  }
+  qsort(given, (size_t)count, sizeof(*given), compare_memory);
+  fp8core_status status = FP8CORE_OK;
+  // Without an overlap before it, the neighbour is the one that reaches furthest.
+  for (int64_t i = 1; i < count && status == FP8CORE_OK; i++)
+    if (given[i].first < given[i - 1].end)
+      status = fp8optim_invalid("%s of parameter \"%s\" at %p overlaps %s of parameter \"%s\" at %p, expected distinct "
+                                "memory",
+                                given[i].part, given[i].name, (void *)given[i].first, given[i - 1].part,
+                                given[i - 1].name, (void *)given[i - 1].first);
+  free(given);
+  return status;
+}
+
 static fp8core_status create(fp8optim_adamw *adamw, const fp8optim_parameter *parameters,
                              const fp8optim_group *groups) {
   FP8OPTIM_TRY(copy_parameters(adamw, parameters));
+  FP8OPTIM_TRY(check_distinct(adamw));
   adamw->groups = malloc((size_t)adamw->group_count * sizeof(*groups));
   if (!adamw->groups) return out_of_memory((int64_t)sizeof(*groups) * adamw->group_count);
   memcpy(adamw->groups, groups, (size_t)adamw->group_count * sizeof(*groups));
@@ -307,10 +354,11 @@ fp8core_status fp8optim_adamw_create(fp8optim_adamw **adamw, fp8core_context *co
   if (!adamw) return fp8optim_invalid("adamw of fp8optim_adamw_create() is NULL, expected where to put the handle");
   *adamw = NULL;
   if (!context) return fp8optim_invalid("context of fp8optim_adamw_create() is NULL, expected a context");
-  const fp8optim_adamw_options chosen = options ? *options : fp8optim_adamw_options_default();
-  if (chosen.size != sizeof(chosen))
+  // The options of another version may end before these.
+  if (options && options->size != sizeof(*options))
     return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "fp8optim_adamw_options.size is %zu, expected %zu",
-                                  chosen.size, sizeof(chosen));
+                                  options->size, sizeof(*options));
+  const fp8optim_adamw_options chosen = options ? *options : fp8optim_adamw_options_default();
   FP8OPTIM_TRY(check_dtype("master_dtype", chosen.master_dtype));
   FP8OPTIM_TRY(check_dtype("exp_avg_dtype", chosen.exp_avg_dtype));
   FP8OPTIM_TRY(check_dtype("exp_avg_sq_dtype", chosen.exp_avg_sq_dtype));
@@ -435,6 +483,32 @@ static fp8core_status check_source(const fp8optim_adamw *adamw, const char *what
   return FP8CORE_OK;
 }
 
+static int overlap(const void *one, int64_t one_bytes, const void *other, int64_t other_bytes) {
+  const uintptr_t a = (uintptr_t)one;
+  const uintptr_t b = (uintptr_t)other;
+  return one && other && a < b + (uintptr_t)other_bytes && b < a + (uintptr_t)one_bytes;
+}
+
+// A gradient is read while the parts of its parameter are written.
+static fp8core_status check_gradient_apart(const fp8optim_adamw *adamw, int64_t index, const fp8core_tensor *gradient) {
+  const fp8optim_parameter *parameter = &adamw->parameters[index];
+  const int64_t elements = fp8optim_elements(parameter);
+  if (elements == 0) return FP8CORE_OK;
+  const int64_t bytes = (int64_t)fp8core_tensor_span_bytes(gradient);
+  if (overlap(gradient->data, bytes, adamw->state_memory, adamw->state_bytes))
+    return fp8optim_invalid("the gradient of parameter \"%s\" at %p overlaps the optimizer's states, expected distinct "
+                            "memory",
+                            parameter->name, gradient->data);
+  for (int part = 0; part < FP8OPTIM_PARTS; part++) {
+    const void *given = given_part(parameter, part);
+    if (overlap(gradient->data, bytes, given,
+                elements * (int64_t)fp8core_dtype_size(part_dtype(adamw, parameter, part))))
+      return fp8optim_invalid("the gradient of parameter \"%s\" at %p overlaps its %s at %p, expected distinct memory",
+                              parameter->name, gradient->data, state_names[part], given);
+  }
+  return FP8CORE_OK;
+}
+
 static fp8core_status read_progress(const fp8optim_adamw *adamw, fp8optim_progress *progress) {
   return fp8core_copy(adamw->context, progress, adamw->tables.progress, sizeof(*progress));
 }
@@ -455,7 +529,8 @@ fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp
   const unsigned char *from = source->data;
   const unsigned char *to = stored.data;
   if (from < to + fp8core_tensor_span_bytes(&stored) && to < from + fp8core_tensor_span_bytes(source) &&
-      !(from == to && source->dtype == stored.dtype && !source->scale_inverse))
+      !(from == to && source->dtype == stored.dtype && !source->scale_inverse &&
+        view.row_stride == row_length(parameter)))
     return fp8optim_invalid("the source of parameter \"%s\" at %p overlaps its %s at %p, expected distinct memory",
                             parameter->name, source->data, state_names[state], stored.data);
   fp8optim_survey found;
@@ -534,18 +609,20 @@ static fp8core_status check_moments(fp8optim_adamw *adamw) {
 fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
                                    const fp8optim_step_options *options, fp8optim_step_report *report) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_step"));
-  const fp8optim_step_options chosen = options ? *options : fp8optim_step_options_default();
-  if (chosen.size != sizeof(chosen))
+  if (options && options->size != sizeof(*options))
     return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "fp8optim_step_options.size is %zu, expected %zu",
-                                  chosen.size, sizeof(chosen));
+                                  options->size, sizeof(*options));
+  const fp8optim_step_options chosen = options ? *options : fp8optim_step_options_default();
   if (!(isfinite(chosen.max_norm) && chosen.max_norm >= 0.0f))
     return fp8optim_invalid("max_norm is %g, expected a finite number of at least 0", (double)chosen.max_norm);
   if (!(isfinite(chosen.loss_scale) && chosen.loss_scale > 0.0f))
     return fp8optim_invalid("loss_scale is %g, expected a finite positive number", (double)chosen.loss_scale);
   if (!gradients) return fp8optim_invalid("gradients is NULL, expected %lld tensors", (long long)adamw->tensor_count);
   if (adamw->moments_set && !adamw->steps_known) FP8OPTIM_TRY(check_moments(adamw));
-  for (int64_t i = 0; i < adamw->tensor_count; i++)
+  for (int64_t i = 0; i < adamw->tensor_count; i++) {
     FP8OPTIM_TRY(check_source(adamw, "the gradient", i, 1, &gradients[i], &adamw->gradients[i]));
+    FP8OPTIM_TRY(check_gradient_apart(adamw, i, &gradients[i]));
+  }
   FP8OPTIM_TRY(adamw->backend->step(adamw, chosen.max_norm, chosen.loss_scale));
   adamw->steps_known = 1;
   if (!report) return FP8CORE_OK;

@@ -1018,6 +1018,34 @@ static void memory_of_the_callers(void **unused) {
   assert_ok(fp8optim_adamw_set_steps(given.adamw, 5));
   assert_true(rig_step(&given, NULL).steps == 6);
   rig_destroy(&given);
+  // Memory that overlaps: of one parameter, of two, and of a gradient.
+  fp8optim_adamw *none = (fp8optim_adamw *)(uintptr_t)8;
+  fp8optim_parameter shared[2] = {parameter, fp8optim_parameter_create("v", 1, 1)};
+  shared[0].exp_avg = (unsigned char *)parameter.master + 2 * ELEMENTS - 1;
+  assert_fails(fp8optim_adamw_create(&none, context, &options, 1, shared, 1, &group), INVALID,
+               "expected distinct memory");
+  assert_null(none);
+  shared[0] = parameter;
+  shared[1].exp_avg = (unsigned char *)parameter.master + 32;
+  assert_fails(fp8optim_adamw_create(&none, context, &options, 2, shared, 1, &group), INVALID,
+               "exp_avg of parameter \"v\" at");
+  test_assert_message_contains("create", "overlaps master of parameter \"w\" at");
+  given = rig_create(context, &options, 1, &parameter, 1, &group, FP8CORE_E4M3);
+  assert_ok(fp8optim_adamw_set_steps(given.adamw, 5));
+  fp8core_tensor overlapping = given.gradients[0];
+  overlapping.data = parameter.weight;
+  assert_fails(fp8optim_adamw_step(given.adamw, &overlapping, NULL, NULL), INVALID, "overlaps its weight at");
+  rig_destroy(&given);
+  own = rig_matrix(context, &options, 5, 13, FP8CORE_E4M3, &group, FP8CORE_E4M3);
+  assert_ok(fp8optim_adamw_state(own.adamw, 0, FP8OPTIM_WEIGHT, &overlapping));
+  assert_fails(fp8optim_adamw_step(own.adamw, &overlapping, NULL, NULL), INVALID, "overlaps the optimizer's states");
+  // In place only where the elements lie as they will.
+  assert_ok(fp8optim_adamw_state(own.adamw, 0, FP8OPTIM_MASTER, &overlapping));
+  overlapping.scale_inverse = NULL;
+  assert_ok(fp8optim_adamw_set_state(own.adamw, 0, FP8OPTIM_MASTER, &overlapping));
+  overlapping.row_stride = 14;
+  assert_fails(fp8optim_adamw_set_state(own.adamw, 0, FP8OPTIM_MASTER, &overlapping), INVALID, "overlaps its master");
+  rig_destroy(&own);
   // What cannot be a state is refused by name.
   const uint16_t wrong[] = {0x7c00, 0xfe01, 0xbc00};
   const char *const texts[] = {"exp_avg_sq of parameter \"w\" holds an infinity", "holds a NaN", "a negative value"};

@@ -124,7 +124,8 @@ typedef struct fp8optim_parameter {
   fp8core_dtype weight_dtype;
   /**
    * Contiguous device memory of the caller's for the weights and the states, in their formats, which must outlive the
-   * optimizer; NULL: the optimizer allocates it. The contents of states given here are taken as they are, with scale 1.
+   * optimizer; NULL: the optimizer allocates it. No two of all parameters may overlap. The contents of states given
+   * here are taken as they are, with scale 1.
    */
   void *weight;
   void *master;
@@ -163,7 +164,8 @@ typedef struct fp8optim_adamw fp8optim_adamw;
  * \param context must outlive the optimizer; its device holds the states.
  * \param options NULL for the defaults.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for names that are missing, too long or not unique, shapes that are negative
- *         or overflow, a group index or hyper-parameter out of range, a dtype outside the enum;
+ *         or overflow, a group index or hyper-parameter out of range, a dtype outside the enum, memory of the
+ *         caller's that overlaps;
  *         FP8CORE_ERROR_OUT_OF_MEMORY; FP8CORE_ERROR_DEVICE.
  */
 FP8OPTIM_API fp8core_status fp8optim_adamw_create(fp8optim_adamw **adamw, fp8core_context *context,
@@ -302,11 +304,12 @@ typedef struct fp8optim_step_report {
  * their bits.
  *
  * \param gradients one tensor for each parameter in order, any format, contiguous or with a row stride, with
- *        scale_inverse as elsewhere; same shape as the parameter. amax is not used.
+ *        scale_inverse as elsewhere; same shape as the parameter; apart from states and weights. amax is not used.
  * \param options NULL for the defaults.
  * \param report NULL, or receives the findings in host memory, which on CUDA waits for the device.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT when a gradient's shape, dtype or device does not fit, when moments are not
- *         0 but the step count is, or options are out of range. Nothing is changed on any error.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT when a gradient's shape, dtype or device does not fit or its memory overlaps
+ *         the optimizer's states or its parameter's parts, when moments are not 0 but the step count is, or
+ *         options are out of range. Nothing is changed on any error.
  */
 FP8OPTIM_API fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
                                                 const fp8optim_step_options *options, fp8optim_step_report *report);
