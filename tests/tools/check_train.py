@@ -213,6 +213,7 @@ class Train(unittest.TestCase):
         for tensor in weights.values():
             self.assertLess(tensor["zero_share"], 0.2)
         self.assertEqual(entries[-1]["reason"], "done")
+        self.assertGreater(entries[-1]["peak_resident_bytes"], sum(memory.values()))
 
     def test_event_file(self):
         self.train("--train-iters", "7", "--save", "board", "--eval-interval", "3")

@@ -24,6 +24,8 @@ typedef struct fp8lm_train_log {
   /** Operations a second of the machine; 0: not known. */
   double peak;
   double flops_per_token;
+  /** Most resident bytes before the first step. */
+  int64_t setup_peak;
   /** Since the last line. */
   double seconds;
   int64_t steps;
