@@ -103,6 +103,8 @@ struct fp8gpt_model {
   int64_t scaled_tensors;
   char (*scale_names)[FP8GPT_MAX_NAME];
   fp8core_dtype *scale_dtypes;
+  // The caller's, an entry a scaled tensor; NULL: not wanted.
+  fp8core_cast_statistics *statistics;
 
   // One block of memory each.
   void *weight_memory;

@@ -17,6 +17,14 @@ static fp8core_scaling *scaling_of(const fp8gpt_model *model, int training) {
   return training ? model->scaling : model->evaluation_scaling;
 }
 
+// A cast to FP8 under the scale of tensor `index`.
+static fp8core_status quantise(fp8gpt_model *model, int index, int training, const fp8core_tensor *source,
+                               fp8core_tensor *destination) {
+  fp8core_cast_options options = fp8core_cast_options_default();
+  if (training && model->statistics) options.statistics = &model->statistics[index];
+  return fp8core_scaling_cast(scaling_of(model, training), index, &options, source, destination, NULL);
+}
+
 // The layer's weight as its products read it.
 static fp8core_status product_weight(fp8gpt_model *model, const fp8gpt_linear *layer, int training,
                                      fp8core_tensor *weight) {
@@ -25,7 +33,7 @@ static fp8core_status product_weight(fp8gpt_model *model, const fp8gpt_linear *l
   if (layer->weight_scale < 0) return FP8CORE_OK;
   const fp8core_tensor wide = *weight;
   *weight = fp8gpt_matrix(model, model->quantised_weight, FP8CORE_E4M3, layer->outputs, layer->inputs);
-  return fp8core_scaling_cast(scaling_of(model, training), layer->weight_scale, NULL, &wide, weight, NULL);
+  return quantise(model, layer->weight_scale, training, &wide, weight);
 }
 
 static fp8core_status save_input(fp8gpt_model *model, fp8gpt_linear *layer, int64_t rows, const void *input,
@@ -36,7 +44,7 @@ static fp8core_status save_input(fp8gpt_model *model, fp8gpt_linear *layer, int6
     return FP8CORE_OK;
   }
   layer->input = fp8gpt_matrix(model, layer->input_data, FP8CORE_E4M3, rows, layer->inputs);
-  return fp8core_scaling_cast(scaling_of(model, training), layer->input_scale, NULL, &values, &layer->input, NULL);
+  return quantise(model, layer->input_scale, training, &values, &layer->input);
 }
 
 static void set_bias(const fp8gpt_model *model, const fp8gpt_linear *layer, fp8core_gemm_options *options) {
@@ -126,7 +134,7 @@ fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer,
   if (model->fp8) {
     const fp8core_tensor wide = gradient;
     gradient = fp8gpt_matrix(model, model->quantised_gradient, FP8CORE_E5M2, rows, layer->outputs);
-    FP8GPT_TRY(fp8core_scaling_cast(model->scaling, layer->output_gradient_scale, NULL, &wide, &gradient, NULL));
+    FP8GPT_TRY(quantise(model, layer->output_gradient_scale, 1, &wide, &gradient));
     gradient.amax = NULL;
   }
 

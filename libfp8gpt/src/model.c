@@ -536,4 +536,15 @@ fp8core_status fp8gpt_model_scaled_tensor(fp8gpt_model *model, int64_t index, co
   return record ? fp8core_scaling_get(model->scaling, index, record) : FP8CORE_OK;
 }
 
+fp8core_status fp8gpt_model_count_casts(fp8gpt_model *model, fp8core_cast_statistics *statistics) {
+  if (!model) return fp8gpt_invalid("model of fp8gpt_model_count_casts() is NULL, expected a model");
+  if (statistics && !model->fp8)
+    return fp8gpt_invalid("the model computes in %s and has no scaled tensors to count the casts of",
+                          fp8gpt_precision_name(model->options.precision));
+  if ((uintptr_t)statistics % 8 != 0)
+    return fp8gpt_invalid("statistics is at %p, expected 8-byte alignment", (void *)statistics);
+  model->statistics = statistics;
+  return FP8CORE_OK;
+}
+
 fp8core_scaling *fp8gpt_model_scaling(fp8gpt_model *model) { return model ? model->scaling : NULL; }

@@ -924,6 +924,61 @@ static void test_scaled_tensors(void **state) {
   }
 }
 
+// Elements of every cast that a training pass makes, and no other bits than without counting.
+static void test_count_casts(void **state) {
+  (void)state;
+  const fp8core_status invalid = FP8CORE_ERROR_INVALID_ARGUMENT;
+  static const fp8gpt_precision precisions[] = {FP8GPT_TE, FP8GPT_FP8_O2};
+  for (int architecture = 0; architecture < 3; architecture++)
+    for (int which = 0; which < 2; which++) {
+      const fp8gpt_config config = small_config(architectures[architecture]);
+      fp8core_context *context = test_context(2, FP8CORE_ISA_AUTO);
+      fp8gpt_model *counted = create_model(context, &config, precisions[which], 2);
+      fp8gpt_model *plain = create_model(context, &config, precisions[which], 2);
+      const int64_t count = fp8gpt_model_scaled_tensors(counted);
+      fp8core_cast_statistics *statistics = calloc((size_t)count, sizeof(*statistics));
+      float losses[2][4];
+      text given;
+      assert_non_null(statistics);
+      fill_text(&given, 8, 2, 30, config.vocabulary, 0);
+      assert_ok(fp8gpt_model_count_casts(counted, statistics));
+      assert_same(two_steps(counted, &given, losses[0]), two_steps(plain, &given, losses[1]), "counted casts");
+      assert_same_losses(losses[0], losses[1], "counted casts");
+      for (int64_t i = 0; i < count; i++) {
+        const char *name;
+        assert_ok(fp8gpt_model_scaled_tensor(counted, i, &name, NULL));
+        const int behind_gelu = config.activation == FP8GPT_GELU && strstr(name, "fc2.input");
+        const int by_product = strstr(name, "weight_gradient") != NULL || behind_gelu;
+        if (strstr(name, "qkv.input")) assert_int_equal(statistics[i].elements, 4 * 60 * config.hidden);
+        if ((statistics[i].elements == 0) != by_product)
+          fail_msg("%s: %llu elements", name, (unsigned long long)statistics[i].elements);
+        assert_int_equal(statistics[i].nonfinite, 0);
+      }
+      // Evaluation is not counted, nor is anything once it has ended.
+      fp8core_cast_statistics *before = taken((size_t)count * sizeof(*before));
+      memcpy(before, statistics, (size_t)count * sizeof(*before));
+      assert_ok(fp8gpt_model_loss(counted, &given.batch, &losses[0][0]));
+      assert_fails(fp8gpt_model_count_casts(counted, (void *)((char *)statistics + 4)), invalid, "8-byte alignment");
+      assert_ok(fp8gpt_model_count_casts(counted, NULL));
+      assert_ok(fp8gpt_model_train(counted, &given.batch, 1, 1.0f, 2, 0, &losses[0][0]));
+      assert_memory_equal(before, statistics, (size_t)count * sizeof(*before));
+      free(before);
+      free(statistics);
+      fp8gpt_model_destroy(&counted);
+      fp8gpt_model_destroy(&plain);
+      fp8core_context_destroy(&context);
+    }
+  const fp8gpt_config config = small_config("tiny-gpt");
+  fp8core_cast_statistics none;
+  fp8core_context *context = test_context(1, FP8CORE_ISA_AUTO);
+  fp8gpt_model *model = create_model(context, &config, FP8GPT_BF16, 1);
+  assert_fails(fp8gpt_model_count_casts(model, &none), invalid, "computes in bf16 and has no scaled tensors");
+  assert_fails(fp8gpt_model_count_casts(NULL, &none), invalid, "NULL, expected a model");
+  assert_ok(fp8gpt_model_count_casts(model, NULL));
+  fp8gpt_model_destroy(&model);
+  fp8core_context_destroy(&context);
+}
+
 static void test_config(void **state) {
   (void)state;
   const fp8core_status invalid = FP8CORE_ERROR_INVALID_ARGUMENT;
@@ -1184,6 +1239,7 @@ int main(void) {
     cmocka_unit_test(test_no_targets),
     cmocka_unit_test(test_nan),
     cmocka_unit_test(test_scaled_tensors),
+    cmocka_unit_test(test_count_casts),
     cmocka_unit_test(test_training),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -179,6 +179,16 @@ FP8GPT_API int64_t fp8gpt_model_scaled_tensors(const fp8gpt_model *model);
 FP8GPT_API fp8core_status fp8gpt_model_scaled_tensor(fp8gpt_model *model, int64_t index, const char **name,
                                                      fp8core_scaling_record *record);
 
+/**
+ * Casts of training passes add to \p statistics from now on: one entry a scaled tensor, at a multiple of 8 bytes in the
+ * memory of the model's device, which must outlive its use; NULL ends it. What a product writes in FP8 by itself is no
+ * cast and is not counted: weight gradients, and the inputs of the second feed-forward layer behind a GELU. With
+ * recomputation, casts of the forward pass count twice. Changes no result.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for a model without scaled tensors, or memory that is not aligned.
+ */
+FP8GPT_API fp8core_status fp8gpt_model_count_casts(fp8gpt_model *model, fp8core_cast_statistics *statistics);
+
 /** The scaling state, for saving and loading (fp8core_scaling_save()); NULL without FP8. Belongs to the model. */
 FP8GPT_API fp8core_scaling *fp8gpt_model_scaling(fp8gpt_model *model);
 
