@@ -159,7 +159,9 @@ class Train(unittest.TestCase):
 
     def test_threads_do_not_matter(self):
         for threads in ("1", "3"):
-            self.train("--train-iters", "4", "--threads", threads, "--save", "threads-" + threads)
+            # Nor does it matter whether FP8 tensors are recorded, at every third step here.
+            self.train("--train-iters", "4", "--threads", threads, "--save", "threads-" + threads, "--log-fp8-interval",
+                       threads)
         self.same_checkpoints(step(self.path("threads-1"), 4), step(self.path("threads-3"), 4))
 
     def test_schedules(self):
@@ -204,6 +206,10 @@ class Train(unittest.TestCase):
         names = [tensor["name"] for tensor in records[0]["tensors"]]
         self.assertIn("layers.1.ffn.fc2.output_gradient", names)
         self.assertEqual(len(names), 2 * 4 * 3)
+        # Products write weight gradients, and inputs behind a GELU, in FP8 by themselves.
+        counted = [tensor["name"] for tensor in records[0]["tensors"] if "saturated_share" in tensor]
+        self.assertEqual(counted, [name for name in names
+                                   if not name.endswith((".weight_gradient", ".fc2.input"))])
         for tensor in records[0]["tensors"]:
             self.assertGreater(tensor["amax"], 0)
             self.assertGreater(tensor["fill"], 0)
@@ -305,6 +311,7 @@ class Train(unittest.TestCase):
         process = self.start("--train-iters", "8", "--save", "unheard", "--eval-interval", "0", "--log-interval", "1")
         process.stdout.close()
         message = process.stderr.read()
+        process.stderr.close()
         self.assertEqual(process.wait(timeout=120), 1)
         self.assertIn(b"cannot write to standard output", message)
         self.assertEqual(steps_of(self.path("unheard")), [8])

@@ -179,6 +179,7 @@ static int train(run *now) {
   while (trainer->step < settings->train_iters && !stop) {
     fp8lm_step_result done;
     const int observed = due(trainer->step + 1, settings->log_fp8_interval);
+    if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed();
     if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK) return failed();
     fp8lm_train_log_step(&now->log, trainer, &done);
     if (trainer->skipped_in_a_row >= settings->max_skipped) {

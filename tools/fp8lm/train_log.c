@@ -82,6 +82,8 @@ fp8core_status fp8lm_train_log_close(fp8lm_train_log *log) {
       status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "log.jsonl could not be written whole");
   }
   log->json = NULL;
+  free(log->statistics);
+  log->statistics = NULL;
   return status;
 }
 
@@ -366,6 +368,17 @@ static fp8core_status put_weights(FILE *json, const fp8lm_trainer *trainer, cons
   return FP8CORE_OK;
 }
 
+fp8core_status fp8lm_train_log_prepare_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer) {
+  const int64_t count = fp8gpt_model_scaled_tensors(trainer->model);
+  if (!log->json || count == 0) return FP8CORE_OK;
+  if (!log->statistics) log->statistics = malloc((size_t)count * sizeof(*log->statistics));
+  if (!log->statistics)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the statistics of %" PRId64 " tensors",
+                                  count);
+  memset(log->statistics, 0, (size_t)count * sizeof(*log->statistics));
+  return fp8gpt_model_count_casts(trainer->model, log->statistics);
+}
+
 fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer, int64_t step) {
   const int64_t count = fp8gpt_model_scaled_tensors(trainer->model);
   if (!log->json || count == 0) return FP8CORE_OK;
@@ -389,6 +402,11 @@ fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer,
     // The largest value after scaling, in units of the format's largest: above 1 it saturated.
     put_real(json, "fill", (double)record.amax * (double)record.scale / (double)fp8core_dtype_max(record.dtype));
     put_integer(json, "nonfinite_steps", (int64_t)record.nonfinite_steps);
+    const fp8core_cast_statistics *casts = &log->statistics[i];
+    if (casts->elements > 0) {
+      put_real(json, "saturated_share", (double)casts->saturated / (double)casts->elements);
+      put_real(json, "zero_share", (double)casts->flushed_to_zero / (double)casts->elements);
+    }
     fputc('}', json);
   }
   fputs("], \"weights\": [", json);
@@ -396,7 +414,7 @@ fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer,
   if (status == FP8CORE_OK) status = put_weights(json, trainer, &separator);
   fputc(']', json);
   finish(json);
-  return status;
+  return status == FP8CORE_OK ? fp8gpt_model_count_casts(trainer->model, NULL) : status;
 }
 
 void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, const char *reason) {

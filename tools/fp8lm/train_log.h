@@ -24,6 +24,8 @@ typedef struct fp8lm_train_log {
   /** Operations a second of the machine; 0: not known. */
   double peak;
   double flops_per_token;
+  /** Of the casts of a step that is recorded; NULL: none are. */
+  fp8core_cast_statistics *statistics;
   /** Most resident bytes before the first step. */
   int64_t setup_peak;
   /** Since the last line. */
@@ -49,6 +51,9 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
 void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *trainer, double loss, int64_t sequences,
                                 double seconds);
 void fp8lm_train_log_checkpoint(fp8lm_train_log *log, const fp8lm_trainer *trainer, double seconds);
+
+/** Before a step that fp8lm_train_log_fp8() is to record: its casts are counted. */
+fp8core_status fp8lm_train_log_prepare_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer);
 
 /** Every scaled tensor: within a step, before its end. \p step counts it. */
 fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer, int64_t step);
