@@ -559,6 +559,7 @@ fp8core_status fp8optim_adamw_set_steps(fp8optim_adamw *adamw, int64_t steps) {
     return fp8optim_invalid("steps is %lld, expected 0 to 2^31 - 2", (long long)steps);
   FP8OPTIM_TRY(fp8core_copy(adamw->context, &adamw->tables.progress->steps, &steps, sizeof(steps)));
   adamw->steps_known = steps > 0;
+  adamw->most_steps = steps;
   adamw->moments_set = 1;
   return FP8CORE_OK;
 }
@@ -606,6 +607,17 @@ static fp8core_status check_moments(fp8optim_adamw *adamw) {
                           "steps that they have seen, at least 1");
 }
 
+// Skipped steps are counted in the host's bound, so it is looked up before it refuses.
+static fp8core_status check_step_count(fp8optim_adamw *adamw) {
+  fp8optim_progress progress;
+  if (adamw->most_steps < MAX_STEPS) return FP8CORE_OK;
+  FP8OPTIM_TRY(read_progress(adamw, &progress));
+  adamw->most_steps = progress.steps;
+  if (progress.steps < MAX_STEPS) return FP8CORE_OK;
+  return fp8optim_invalid("the optimizer has taken %lld steps, expected at most 2^31 - 3 before another",
+                          (long long)progress.steps);
+}
+
 fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
                                    const fp8optim_step_options *options, fp8optim_step_report *report) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_step"));
@@ -623,7 +635,9 @@ fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *
     FP8OPTIM_TRY(check_source(adamw, "the gradient", i, 1, &gradients[i], &adamw->gradients[i]));
     FP8OPTIM_TRY(check_gradient_apart(adamw, i, &gradients[i]));
   }
+  FP8OPTIM_TRY(check_step_count(adamw));
   FP8OPTIM_TRY(adamw->backend->step(adamw, chosen.max_norm, chosen.loss_scale));
+  adamw->most_steps++;
   adamw->steps_known = 1;
   if (!report) return FP8CORE_OK;
   fp8optim_progress progress;

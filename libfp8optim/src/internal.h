@@ -83,6 +83,8 @@ struct fp8optim_adamw {
   // Moments may be other than 0, which makes a step count of 0 a mistake; the count may be other than 0.
   int moments_set;
   int steps_known;
+  // At least the count of steps as far as the host knows; looked up before it could pass the limit.
+  int64_t most_steps;
   // Of CUDA.
   void *backend_state;
 };

@@ -243,15 +243,12 @@ static fp8core_status check_saved(const fp8optim_adamw *adamw, const unsigned ch
     return corrupt("the saved steps are %lld and %lld skipped, expected 0 to 2^31 - 2", (long long)progress->steps,
                    (long long)progress->skipped_steps);
   const unsigned char *end = buffer + bytes - CHECKSUM_BYTES;
-  int moments = 0;
   for (int64_t i = 0; i < adamw->tensor_count; i++) {
     FP8OPTIM_TRY(read_record(adamw, i, &in, end, &tensors[i]));
     in.at += data_bytes(adamw, i);
-    if (tensors[i].amax[FP8OPTIM_EXP_AVG] > 0.0f || tensors[i].amax[FP8OPTIM_EXP_AVG_SQ] > 0.0f) moments = 1;
   }
   if (in.at != end)
     return corrupt("the state has %zu bytes after the last tensor, expected none", (size_t)(end - in.at));
-  if (moments && progress->steps == 0) return corrupt("the saved moments are not 0, but the step count is");
   return FP8CORE_OK;
 }
 
@@ -271,8 +268,11 @@ static fp8core_status restore(fp8optim_adamw *adamw, const unsigned char *buffer
     if (adamw->parameters[i].with_weight) FP8OPTIM_TRY(adamw->backend->make_weight(adamw, i, 0));
   }
   adamw->steps_known = progress->steps > 0;
-  // Without steps they are 0, which was checked.
+  adamw->most_steps = progress->steps;
+  // Moments that were saved before their count was set want it before a step, as they did.
   adamw->moments_set = adamw->steps_known;
+  for (int64_t i = 0; i < adamw->tensor_count; i++)
+    if (tensors[i].amax[FP8OPTIM_EXP_AVG] > 0.0f || tensors[i].amax[FP8OPTIM_EXP_AVG_SQ] > 0.0f) adamw->moments_set = 1;
   return FP8CORE_OK;
 }
 

@@ -42,7 +42,7 @@ typedef enum fp8optim_preset {
   FP8OPTIM_PRESET_FP8_BF16_MASTER = 3,
   /** #3: E4M3 / E4M3 / FP16. For comparison: visibly worse. */
   FP8OPTIM_PRESET_FP8_MASTER = 4,
-  /** #4: FP16 / E4M3 / E4M3. For comparison: visibly worse. */
+  /** #4: FP16 / E4M3 / E4M3. For comparison. */
   FP8OPTIM_PRESET_FP8_EXP_AVG_SQ = 5
 } fp8optim_preset;
 
@@ -296,8 +296,9 @@ typedef struct fp8optim_step_report {
  *                  - learning_rate / (1 - beta1^t) * exp_avg / (sqrt(exp_avg_sq / (1 - beta2^t)) + eps)
  *
  * in FP32 from the stored values; each result is then cast to its format. Scales are chosen before the pass, from
- * bounds on the new amaxes (FP8-LM section 2.2 rescales after it), so that nothing overflows and nothing is read twice.
- * A positive exp_avg_sq never rounds to zero.
+ * bounds on the new amaxes (FP8-LM section 2.2 rescales after it), so that nothing is read twice and nothing overflows,
+ * but masters for a beta2 far below beta1 squared, which saturate. Outside FP32 a positive exp_avg_sq never rounds to
+ * zero, as long as g^2 with its scale does not underflow FP32.
  *
  * Gradients with an infinity or a NaN anywhere, or too large (see fp8optim_step_report), skip the step whole: no state,
  * scale, amax or count changes but the number of skipped steps. With a learning rate of 0 masters and weights keep
@@ -308,8 +309,8 @@ typedef struct fp8optim_step_report {
  * \param options NULL for the defaults.
  * \param report NULL, or receives the findings in host memory, which on CUDA waits for the device.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT when a gradient's shape, dtype or device does not fit or its memory overlaps
- *         the optimizer's states or its parameter's parts, when moments are not 0 but the step count is, or
- *         options are out of range. Nothing is changed on any error.
+ *         the optimizer's states or its parameter's parts, when moments are not 0 but the step count is, after 2^31 - 2
+ * steps, or options are out of range. Nothing is changed on any error.
  */
 FP8OPTIM_API fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
                                                 const fp8optim_step_options *options, fp8optim_step_report *report);
@@ -341,7 +342,8 @@ FP8OPTIM_API fp8core_status fp8optim_adamw_save(const fp8optim_adamw *adamw, voi
 
 /**
  * Restores what fp8optim_adamw_save() wrote, on any device, and writes the weights from the masters, whatever their
- * formats were: the next step gives the same bits as without the interruption.
+ * formats were: the next step gives the same bits as without the interruption. Tensors are matched in order: each must
+ * have the name and shape of the parameter at its place.
  *
  * \return FP8CORE_ERROR_CORRUPT_DATA for damaged or foreign bytes or another version; FP8CORE_ERROR_INVALID_ARGUMENT
  *         when names, shapes, formats, rounding or seed differ from the optimizer's. The optimizer is untouched on any
