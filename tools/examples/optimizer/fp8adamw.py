@@ -221,10 +221,21 @@ class FP8AdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict):
         """Restores hyper-parameters, master weights, moments and counts, and writes the parameters."""
-        groups = {key: value for key, value in state_dict.items() if key != "fp8optim"}
-        saved = state_dict["fp8optim"].cpu().contiguous()
-        self._check(self._library.fp8optim_adamw_load(self._adamw, saved.data_ptr(), saved.numel()))
-        super().load_state_dict(groups)
+        saved = state_dict.get("fp8optim")
+        if saved is None or saved.dtype != torch.uint8:
+            raise ValueError("the state_dict has no bytes under \"fp8optim\"; expected one of FP8AdamW.state_dict()")
+        saved = saved.cpu().contiguous()
+        before = super().state_dict()
+        # Each checks before it changes anything; where the second refuses, the first is taken back.
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "fp8optim"})
+        try:
+            self._check(self._library.fp8optim_adamw_load(self._adamw, saved.data_ptr(), saved.numel()))
+        except RuntimeError:
+            super().load_state_dict(before)
+            raise
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("FP8AdamW holds memory of the library's and cannot be copied or pickled; use state_dict()")
 
 
 def train(dtype, make_optimizer, steps=300, resume_at=None):
