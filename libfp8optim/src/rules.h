@@ -205,8 +205,8 @@ FP8CORE_RULE float fp8optim_weight_factor(float master_scale, float weight_scale
   return 1.0f / master_scale * weight_scale;
 }
 
-// A constant as FP32. What is beyond the limit multiplies zeros only; an infinity would make NaNs of them. The limit
-// leaves room for a factor that a kernel adds.
+// A constant as FP32. What is beyond the limit multiplies zeros, of which an infinity would make NaNs, or numbers so
+// small that they lose accuracy by it: see docs/numerics.md. The limit leaves room for a factor that a kernel adds.
 FP8CORE_RULE float fp8optim_constant(double value) {
   return value > 0x1p100 ? 0x1p100f : value < -0x1p100 ? -0x1p100f : (float)value;
 }
