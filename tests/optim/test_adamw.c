@@ -1018,10 +1018,11 @@ static void memory_of_the_callers(void **unused) {
   assert_ok(fp8optim_adamw_set_steps(given.adamw, 5));
   assert_true(rig_step(&given, NULL).steps == 6);
   rig_destroy(&given);
-  // Memory that overlaps: of one parameter, of two, and of a gradient.
+  // Memory that overlaps, by its last 2 bytes here: of one parameter, of two, and of a gradient. Aligned as CUDA wants
+  // it.
   fp8optim_adamw *none = (fp8optim_adamw *)(uintptr_t)8;
   fp8optim_parameter shared[2] = {parameter, fp8optim_parameter_create("v", 1, 1)};
-  shared[0].exp_avg = (unsigned char *)parameter.master + 2 * ELEMENTS - 1;
+  shared[0].exp_avg = (unsigned char *)parameter.master + 2 * ELEMENTS - 2;
   assert_fails(fp8optim_adamw_create(&none, context, &options, 1, shared, 1, &group), INVALID,
                "expected distinct memory");
   assert_null(none);
