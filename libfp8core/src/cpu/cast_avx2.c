@@ -8,6 +8,7 @@
 #include "cast.h"
 #include "cast_table.h"
 #include "draw_avx2.h"
+#include "encode_avx2.h"
 #include "numerics.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -80,31 +81,6 @@ ALWAYS_INLINE __m256i encode_nearest(fp8core_dtype dtype, __m256 magnitude) {
   const __m256 sum =
     _mm256_fmadd_ps(_mm256_castsi256_ps(exponent), _mm256_castsi256_ps(splat((127 + shift) << 23 | m)), magnitude);
   return _mm256_madd_epi16(_mm256_castps_si256(sum), splat(UINT32_C(1) << 16 | UINT32_C(1) << nearest_shift(dtype)));
-}
-
-// fp8core_encode_stochastic() for magnitudes below the maximum, and for those that take the place of larger ones.
-ALWAYS_INLINE __m256i encode_stochastic(fp8core_dtype dtype, __m256 magnitude, __m256i draw) {
-  const fp8core_format format = fp8core_format_of(dtype);
-  const __m256i min_exponent = splat((uint32_t)(format.min_exponent + 127));
-  const __m256i bits = _mm256_castps_si256(magnitude);
-  const __m256i exponent_field = _mm256_srli_epi32(bits, 23);
-  const __m256i exponent = _mm256_max_epi32(exponent_field, splat(1));
-  const __m256i subnormal = _mm256_cmpeq_epi32(exponent_field, _mm256_setzero_si256());
-  const __m256i mantissa = _mm256_and_si256(bits, splat(0x7fffff));
-  const __m256i significand = _mm256_or_si256(mantissa, _mm256_andnot_si256(subnormal, splat(0x800000)));
-  const __m256i rounded_exponent = _mm256_max_epi32(exponent, min_exponent);
-  const __m256i shift =
-    _mm256_add_epi32(_mm256_sub_epi32(rounded_exponent, exponent), splat((uint32_t)(23 - format.mantissa_bits)));
-  const __m256i lower =
-    _mm256_add_epi32(_mm256_srlv_epi32(significand, shift),
-                     _mm256_slli_epi32(_mm256_sub_epi32(rounded_exponent, min_exponent), format.mantissa_bits));
-  // Counts outside 0 to 31 shift everything out.
-  const __m256i fraction = _mm256_or_si256(_mm256_sllv_epi32(significand, _mm256_sub_epi32(splat(32), shift)),
-                                           _mm256_srlv_epi32(significand, _mm256_sub_epi32(shift, splat(32))));
-  // AVX2 compares signed integers only: both sides move by 2^31.
-  const __m256i up = _mm256_cmpgt_epi32(_mm256_xor_si256(fraction, splat(FP8CORE_F32_SIGN)),
-                                        _mm256_xor_si256(draw, splat(FP8CORE_F32_SIGN)));
-  return _mm256_sub_epi32(lower, up);
 }
 
 ALWAYS_INLINE void store32(unsigned char *destination, __m256i vector, int streaming) {
@@ -185,8 +161,7 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
       const __m256i bits = _mm256_castps_si256(scaled[i]);
       const __m256i over = _mm256_cmpgt_epi32(bits, constants->max_rounding_to_max);
       const __m256i at_most_max = _mm256_min_epi32(bits, constants->max_value);
-      codes[i] = encode_stochastic(destination_dtype, _mm256_castsi256_ps(_mm256_blendv_epi8(at_most_max, bits, over)),
-                                   draws[i]);
+      codes[i] = fp8core_encode_stochastic8(destination_dtype, _mm256_blendv_epi8(at_most_max, bits, over), draws[i]);
     } else if (destination_dtype == FP8CORE_FP16) {
       codes[i] = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(scaled[i], TO_NEAREST));
     } else if (destination_dtype == FP8CORE_BF16) {
@@ -231,9 +206,9 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
                             const fp8core_cast_parameters *parameters, const void *source, void *destination,
                             int64_t elements, uint64_t first_element, fp8core_cast_totals *totals) {
   const fp8core_format format = fp8core_format_of(destination_dtype);
-  // The code of infinity and NaN must come out of the arithmetic of encode_nearest() and encode_stochastic(): the value
-  // that the code would have if it were finite. The conversion instruction to FP16 and wider formats take the real
-  // ones.
+  // The code of infinity and NaN must come out of the arithmetic of encode_nearest() and fp8core_encode_stochastic8():
+  // the value that the code would have if it were finite. The conversion instruction to FP16 and wider formats take the
+  // real ones.
   const int as_finite = destination_dtype == FP8CORE_E4M3 || destination_dtype == FP8CORE_E5M2 ||
                         (destination_dtype == FP8CORE_FP16 && stochastic);
   const uint32_t infinity = !as_finite                          ? FP8CORE_F32_INFINITY

@@ -7,6 +7,7 @@
 #include "cast.h"
 #include "cast_table.h"
 #include "draw_avx512.h"
+#include "encode_avx512.h"
 #include "numerics.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -100,30 +101,8 @@ ALWAYS_INLINE __m512i encode_nearest(fp8core_dtype dtype, __m512 magnitude) {
                                              _mm512_castsi512_ps(splat(nearest_addend(dtype))), magnitude));
 }
 
-// fp8core_encode_stochastic() for magnitudes below the maximum, and for those that clamp() makes.
-ALWAYS_INLINE __m512i encode_stochastic(fp8core_dtype dtype, __m512 magnitude, __m512i draw) {
-  const fp8core_format format = fp8core_format_of(dtype);
-  const __m512i min_exponent = splat((uint32_t)(format.min_exponent + 127));
-  const __m512i bits = _mm512_castps_si512(magnitude);
-  const __m512i exponent_field = _mm512_srli_epi32(bits, 23);
-  const __m512i exponent = _mm512_max_epi32(exponent_field, splat(1));
-  const __mmask16 normal = _mm512_test_epi32_mask(exponent_field, exponent_field);
-  const __m512i mantissa = _mm512_and_si512(bits, splat(0x7fffff));
-  const __m512i significand = _mm512_mask_or_epi32(mantissa, normal, mantissa, splat(0x800000));
-  const __m512i rounded_exponent = _mm512_max_epi32(exponent, min_exponent);
-  const __m512i shift =
-    _mm512_add_epi32(_mm512_sub_epi32(rounded_exponent, exponent), splat((uint32_t)(23 - format.mantissa_bits)));
-  const __m512i lower = _mm512_add_epi32(
-    _mm512_srlv_epi32(significand, shift),
-    _mm512_slli_epi32(_mm512_sub_epi32(rounded_exponent, min_exponent), (unsigned)format.mantissa_bits));
-  // Counts outside 0 to 31 shift everything out.
-  const __m512i fraction = _mm512_or_si512(_mm512_sllv_epi32(significand, _mm512_sub_epi32(splat(32), shift)),
-                                           _mm512_srlv_epi32(significand, _mm512_sub_epi32(shift, splat(32))));
-  return _mm512_mask_add_epi32(lower, _mm512_cmplt_epu32_mask(draw, fraction), lower, splat(1));
-}
-
-// encode_stochastic() to E4M3 or E5M2, of which every gap has a reciprocal; times 2^nearest_shift(). The sum of
-// encode_nearest() rounded toward zero is the lower neighbour's, and what it left out is exact.
+// fp8core_encode_stochastic16() to E4M3 or E5M2, of which every gap has a reciprocal; times 2^nearest_shift(). The sum
+// of encode_nearest() rounded toward zero is the lower neighbour's, and what it left out is exact.
 ALWAYS_INLINE __m512i encode_stochastic_8(fp8core_dtype dtype, __m512 magnitude, __m512i draw) {
   const fp8core_format format = fp8core_format_of(dtype);
   const __m512 addend = _mm512_castsi512_ps(splat(nearest_addend(dtype)));
@@ -229,8 +208,9 @@ ALWAYS_INLINE void cast_block(fp8core_dtype source_dtype, fp8core_dtype destinat
       const __m512i bits = _mm512_castps_si512(scaled[i]);
       const __mmask16 within = _mm512_cmple_epi32_mask(bits, constants->max_rounding_to_max);
       scaled[i] = _mm512_castsi512_ps(_mm512_mask_min_epi32(bits, within, bits, constants->max_value));
-      codes[i] = bytes_of(destination_dtype) == 1 ? encode_stochastic_8(destination_dtype, scaled[i], draws[i])
-                                                  : encode_stochastic(destination_dtype, scaled[i], draws[i]);
+      codes[i] = bytes_of(destination_dtype) == 1
+                   ? encode_stochastic_8(destination_dtype, scaled[i], draws[i])
+                   : fp8core_encode_stochastic16(destination_dtype, _mm512_castps_si512(scaled[i]), draws[i]);
     } else {
       codes[i] = to_bf16 ? encode_bf16(_mm512_castps_si512(scaled[i])) : encode_nearest(destination_dtype, scaled[i]);
     }
@@ -330,9 +310,9 @@ ALWAYS_INLINE void cast_run(fp8core_dtype source_dtype, fp8core_dtype destinatio
                             const fp8core_cast_parameters *parameters, const void *source, void *destination,
                             int64_t elements, uint64_t first_element, fp8core_cast_totals *totals) {
   const fp8core_format format = fp8core_format_of(destination_dtype);
-  // The code of infinity and NaN must come out of the arithmetic of encode_nearest() and encode_stochastic(): the value
-  // that the code would have if it were finite. The conversion instruction to FP16 and wider formats take the real
-  // ones.
+  // The code of infinity and NaN must come out of the arithmetic of encode_nearest() and fp8core_encode_stochastic16():
+  // the value that the code would have if it were finite. The conversion instruction to FP16 and wider formats take the
+  // real ones.
   const int as_finite = destination_dtype == FP8CORE_E4M3 || destination_dtype == FP8CORE_E5M2 ||
                         (destination_dtype == FP8CORE_FP16 && stochastic);
   const uint32_t infinity = !as_finite                          ? FP8CORE_F32_INFINITY

@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include "cpu/draw_avx2.h"
+#include "cpu/encode_avx2.h"
 #include "kernels.h"
 
 #define LANES 8
@@ -181,38 +182,17 @@ V void v_store_8(fp8core_dtype dtype, unsigned char *data, const v_float *value,
     store_8(data + i * LANES, value[i], encode_8(dtype, magnitude_of(value[i]), &toward_zero[i]));
 }
 
-// fp8core_encode_stochastic() of a magnitude within the range of the format.
-V __m256i encode_stochastic(fp8core_dtype dtype, __m256i magnitude, __m256i draw) {
-  const fp8core_format format = fp8core_format_of(dtype);
-  const __m256i min_exponent = splat_bits((uint32_t)(format.min_exponent + 127));
-  const __m256i exponent_field = _mm256_srli_epi32(magnitude, 23);
-  const __m256i exponent = _mm256_max_epi32(exponent_field, splat_bits(1));
-  const __m256i subnormal = _mm256_cmpeq_epi32(exponent_field, _mm256_setzero_si256());
-  const __m256i mantissa = _mm256_and_si256(magnitude, splat_bits(0x7fffff));
-  const __m256i significand = _mm256_or_si256(mantissa, _mm256_andnot_si256(subnormal, splat_bits(0x800000)));
-  const __m256i rounded_exponent = _mm256_max_epi32(exponent, min_exponent);
-  const __m256i shift =
-    _mm256_add_epi32(_mm256_sub_epi32(rounded_exponent, exponent), splat_bits((uint32_t)(23 - format.mantissa_bits)));
-  const __m256i lower =
-    _mm256_add_epi32(_mm256_srlv_epi32(significand, shift),
-                     _mm256_slli_epi32(_mm256_sub_epi32(rounded_exponent, min_exponent), format.mantissa_bits));
-  // Counts outside 0 to 31 shift everything out.
-  const __m256i fraction = _mm256_or_si256(_mm256_sllv_epi32(significand, _mm256_sub_epi32(splat_bits(32), shift)),
-                                           _mm256_srlv_epi32(significand, _mm256_sub_epi32(shift, splat_bits(32))));
-  return _mm256_sub_epi32(lower, below(draw, fraction));
-}
-
 V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, __m256i draw) {
   switch (dtype) {
   case FP8CORE_E4M3:
-  case FP8CORE_E5M2: store_8(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
-  case FP8CORE_FP16: store_16(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_E5M2: store_8(data, value, fp8core_encode_stochastic8(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_FP16: store_16(data, value, fp8core_encode_stochastic8(dtype, clamped(dtype, value), draw)); return;
   case FP8CORE_BF16: {
     // At the maximum and beyond it rounds to nearest: nothing is drawn.
     const __m256i magnitude = magnitude_of(value);
     const __m256i within = _mm256_cmpgt_epi32(splat_bits(fp8core_format_of(dtype).max_value), magnitude);
     store_16(data, value,
-             _mm256_blendv_epi8(nearest_bf16(magnitude), encode_stochastic(dtype, magnitude, draw), within));
+             _mm256_blendv_epi8(nearest_bf16(magnitude), fp8core_encode_stochastic8(dtype, magnitude, draw), within));
     return;
   }
   case FP8CORE_FP32: break;

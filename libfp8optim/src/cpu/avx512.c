@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include "cpu/draw_avx512.h"
+#include "cpu/encode_avx512.h"
 #include "kernels.h"
 
 #define LANES 16
@@ -223,32 +224,11 @@ V void v_store_8(fp8core_dtype dtype, unsigned char *data, const v_float *value,
             _mm512_srli_epi32(encode_8(dtype, magnitude_of(value[0]), toward_zero), (unsigned)code_shift(dtype)));
 }
 
-// fp8core_encode_stochastic() of a magnitude within the range of the format.
-V __m512i encode_stochastic(fp8core_dtype dtype, __m512i magnitude, __m512i draw) {
-  const fp8core_format format = fp8core_format_of(dtype);
-  const __m512i min_exponent = splat_bits((uint32_t)(format.min_exponent + 127));
-  const __m512i exponent_field = _mm512_srli_epi32(magnitude, 23);
-  const __m512i exponent = _mm512_max_epi32(exponent_field, splat_bits(1));
-  const __mmask16 normal = _mm512_test_epi32_mask(exponent_field, exponent_field);
-  const __m512i mantissa = _mm512_and_si512(magnitude, splat_bits(0x7fffff));
-  const __m512i significand = _mm512_mask_or_epi32(mantissa, normal, mantissa, splat_bits(0x800000));
-  const __m512i rounded_exponent = _mm512_max_epi32(exponent, min_exponent);
-  const __m512i shift =
-    _mm512_add_epi32(_mm512_sub_epi32(rounded_exponent, exponent), splat_bits((uint32_t)(23 - format.mantissa_bits)));
-  const __m512i lower = _mm512_add_epi32(
-    _mm512_srlv_epi32(significand, shift),
-    _mm512_slli_epi32(_mm512_sub_epi32(rounded_exponent, min_exponent), (unsigned)format.mantissa_bits));
-  // Counts outside 0 to 31 shift everything out.
-  const __m512i fraction = _mm512_or_si512(_mm512_sllv_epi32(significand, _mm512_sub_epi32(splat_bits(32), shift)),
-                                           _mm512_srlv_epi32(significand, _mm512_sub_epi32(shift, splat_bits(32))));
-  return _mm512_mask_add_epi32(lower, _mm512_cmplt_epu32_mask(draw, fraction), lower, splat_bits(1));
-}
-
 V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float value, __m512i draw) {
   switch (dtype) {
   case FP8CORE_E4M3:
-  case FP8CORE_E5M2: store_8(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
-  case FP8CORE_FP16: store_16(data, value, encode_stochastic(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_E5M2: store_8(data, value, fp8core_encode_stochastic16(dtype, clamped(dtype, value), draw)); return;
+  case FP8CORE_FP16: store_16(data, value, fp8core_encode_stochastic16(dtype, clamped(dtype, value), draw)); return;
   case FP8CORE_BF16: {
     // At the maximum and beyond it rounds to nearest: nothing is drawn.
     const __m512i magnitude = magnitude_of(value);
@@ -256,7 +236,7 @@ V void v_store_stochastic(fp8core_dtype dtype, unsigned char *data, v_float valu
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(magnitude, 16), splat_bits(1));
     const __m512i nearest =
       _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(magnitude, splat_bits(0x7fff)), odd), 16);
-    store_16(data, value, _mm512_mask_mov_epi32(encode_stochastic(dtype, magnitude, draw), beyond, nearest));
+    store_16(data, value, _mm512_mask_mov_epi32(fp8core_encode_stochastic16(dtype, magnitude, draw), beyond, nearest));
     return;
   }
   case FP8CORE_FP32: break;
