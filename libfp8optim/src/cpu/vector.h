@@ -3,20 +3,17 @@
 //   v_splat(float), v_root(v_float)
 //   v_load(dtype, data): stored elements, any; v_load_finite(dtype, data): the same without infinities and NaN. Both
 //     times 1 / v_load_factor(dtype). v_load_block(dtype, data, values): BLOCK_VECTORS of finite elements
-//   v_store(dtype, data, scaled, bounded), v_store_stochastic(dtype, data, scaled, draws): fp8optim_code() of the
-//   values;
+//   v_store(dtype, data, scaled, bounded), v_store_stochastic(dtype, data, scaled, draws): codes of fp8optim_code();
 //     bounded: none exceeds the format's maximum. v_store_block(dtype, data, scaled, bounded): of BLOCK_VECTORS vectors
-//   v_mask, v_smaller(a, b): where |a| < |b|; v_store_8(dtype, data, scaled, masks, vectors): bounded 8-bit codes of
-//   that
-//     many vectors, toward zero where the mask is set
+//   v_mask, v_smaller(a, b): where |a| < |b|; v_store_8(dtype, data, scaled, masks, vectors): bounded 8-bit codes,
+//     toward zero where the mask is set
 //   v_fma(a, b, c): a * b + c
 //   v_positive(scaled, least): scaled, or least where it is smaller and positive
 //   v_zero_bits(), v_raise(bits, value), v_largest(bits): the largest magnitude as FP32 bits; v_raise_positive(bits,
 //     value): of values without a sign
 //   v_draw(job, first_element, draws): the draws of BLOCK_VECTORS vectors from that element on, a multiple of 4
-//   v_codes, v_no_codes(), v_raise_codes(codes, data), v_largest_code(codes): the largest of FP8OPTIM_LANES 8-bit
-//   codes,
-//     without their signs
+//   v_codes, v_no_codes(), v_raise_codes(codes, data), v_largest_code(codes): the largest of FP8OPTIM_LANES codes in
+//     8 bits, without their signs
 //   v_wide, v_wide_zero(), v_add_squares(sums, value), v_wide_lane(sums, lane): LANES sums of exact squares in FP64
 #ifndef FP8OPTIM_CPU_VECTOR_H
 #define FP8OPTIM_CPU_VECTOR_H
@@ -114,8 +111,9 @@ INLINE void update_vectors_at(const fp8core_dtype dtype[FP8OPTIM_PARTS], fp8core
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++)
       v_store_stochastic(dtype[FP8OPTIM_MASTER], master + i * master_bytes, w[i], draws[i]);
+  } else {
+    v_store_vectors(dtype[FP8OPTIM_MASTER], master, w, vectors, 0);
   }
-  if (!stochastic) v_store_vectors(dtype[FP8OPTIM_MASTER], master, w, vectors, 0);
   if (!with_weight) return;
 #pragma GCC unroll 4
   for (int i = 0; i < vectors; i++) {
@@ -152,7 +150,7 @@ INLINE void update_run(fp8core_dtype master, fp8core_dtype exp_avg, fp8core_dtyp
   constants.eps = v_splat(job->constants.eps);
   constants.master_keep = v_splat(job->constants.master_keep * v_load_factor(master));
   constants.minus_master_change = v_splat(-job->constants.master_change);
-  constants.weight_load_factor = v_splat(v_bytes(master) == 1 ? v_load_factor(master) : 1.0f);
+  constants.weight_load_factor = v_splat(v_load_factor(master));
   constants.weight_factor = v_splat(job->constants.weight_factor);
   constants.least_exp_avg_sq = v_splat(fp8core_bits_float(fp8core_decode_bits(exp_avg_sq, 1)));
   at.gradient = gradient;
