@@ -206,12 +206,21 @@ FP8CORE_RULE void fp8core_philox_rounds(uint32_t counter[4], uint32_t key0, uint
   }
 }
 
+// The draws of elements 4 * block to 4 * block + 3.
+FP8CORE_RULE void fp8core_draw_block(uint64_t seed, uint32_t tensor_id, uint32_t step, uint64_t block,
+                                     uint32_t draws[4]) {
+  draws[0] = (uint32_t)block;
+  draws[1] = (uint32_t)(block >> 32);
+  draws[2] = tensor_id;
+  draws[3] = step;
+  fp8core_philox_rounds(draws, (uint32_t)seed, (uint32_t)(seed >> 32));
+}
+
 // The draw of one element: see FP8CORE_ROUND_STOCHASTIC.
 FP8CORE_RULE uint32_t fp8core_draw(uint64_t seed, uint32_t tensor_id, uint32_t step, uint64_t element) {
-  const uint64_t block = element / 4;
-  uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), tensor_id, step};
-  fp8core_philox_rounds(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
-  return counter[element % 4];
+  uint32_t draws[4];
+  fp8core_draw_block(seed, tensor_id, step, element / 4, draws);
+  return draws[element % 4];
 }
 
 FP8CORE_RULE float fp8core_max_of(fp8core_dtype dtype) {

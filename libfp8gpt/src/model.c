@@ -304,10 +304,10 @@ static void initial_values(const fp8gpt_model *model, int64_t index, float *valu
   for (int64_t block = 0; block < blocks; block++) {
     float drawn[4];
     if (record->initial_std > 0.0f) {
-      uint32_t counter[4] = {(uint32_t)block, (uint32_t)((uint64_t)block >> 32), id, kind};
-      fp8core_philox_rounds(counter, (uint32_t)model->options.seed, (uint32_t)(model->options.seed >> 32));
-      normal_pair(counter[0], counter[1], record->initial_std, drawn);
-      normal_pair(counter[2], counter[3], record->initial_std, drawn + 2);
+      uint32_t draws[4];
+      fp8core_draw_block(model->options.seed, id, kind, (uint64_t)block, draws);
+      normal_pair(draws[0], draws[1], record->initial_std, drawn);
+      normal_pair(draws[2], draws[3], record->initial_std, drawn + 2);
     } else {
       for (int i = 0; i < 4; i++) drawn[i] = record->initial_value;
     }

@@ -41,14 +41,7 @@ static inline __attribute__((always_inline)) void cast_run(fp8core_dtype source_
   for (int64_t i = 0; i < elements; i++) {
     const uint64_t element = first_element + (uint64_t)i;
     // One block of the generator serves four elements.
-    if (stochastic && (i == 0 || element % 4 == 0)) {
-      const uint64_t block = element / 4;
-      draws[0] = (uint32_t)block;
-      draws[1] = (uint32_t)(block >> 32);
-      draws[2] = p.tensor_id;
-      draws[3] = p.step;
-      fp8core_philox_rounds(draws, (uint32_t)p.seed, (uint32_t)(p.seed >> 32));
-    }
+    if (stochastic && (i == 0 || element % 4 == 0)) fp8core_draw_block(p.seed, p.tensor_id, p.step, element / 4, draws);
     const uint32_t draw = stochastic ? draws[element % 4] : 0;
     const fp8core_cast_result result =
       fp8core_cast_element(load_code(source, i, bytes_of(source_dtype)), source_dtype, p.scale_inverse,

@@ -93,9 +93,12 @@ static void drop(const fp8gpt_dropout *dropout, int64_t first, int64_t count, fl
   if (dropout->probability == 0.0f) return;
   const float kept = 1.0f / (1.0f - dropout->probability);
   const double threshold = (double)dropout->probability * 4294967296.0;
+  uint32_t draws[4];
   for (int64_t i = 0; i < count; i++) {
-    const uint32_t draw = fp8core_draw(dropout->seed, dropout->place, dropout->pass, (uint64_t)(first + i));
-    values[i] = (double)draw < threshold ? 0.0f : values[i] * kept;
+    const uint64_t element = (uint64_t)(first + i);
+    if (i == 0 || element % 4 == 0)
+      fp8core_draw_block(dropout->seed, dropout->place, dropout->pass, element / 4, draws);
+    values[i] = (double)draws[element % 4] < threshold ? 0.0f : values[i] * kept;
   }
 }
 
