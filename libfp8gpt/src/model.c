@@ -239,11 +239,10 @@ static void lay_workspace(fp8gpt_model *model, layout *place) {
   model->angles = take(place, (int64_t)config->sequence * (hidden / config->heads) * (int64_t)sizeof(float));
   model->weight_values = take(place, 2 * hidden * (int64_t)sizeof(float));
   model->norm_partials = take(place, larger(2 * groups * hidden, widest) * (int64_t)sizeof(float));
-  model->scratch_floats =
-    larger(larger(fp8gpt_row_scratch(larger(larger(hidden, config->ffn_hidden), config->vocabulary)),
-                  (config->heads / config->kv_heads) *
-                    fp8gpt_attention_scratch(config->sequence, (int)(hidden / config->heads))),
-           4096);
+  model->scratch_floats = larger(
+    larger(fp8gpt_row_scratch(larger(larger(hidden, config->ffn_hidden), config->vocabulary)),
+           fp8gpt_attention_scratch(config->sequence, (int)(hidden / config->heads), config->heads / config->kv_heads)),
+    4096);
   model->scratch = take(place, model->scratch_floats * model->threads * (int64_t)sizeof(float));
   if (!model->options.inference) {
     model->token_rows = take(place, model->rows * (int64_t)sizeof(int64_t));

@@ -448,8 +448,8 @@ static attention_memory create_attention(const attention_case *parameters) {
   created.log_sums = create(FP8CORE_FP32, rows * parameters->heads);
   created.dout = filled(parameters->dtype, rows * parameters->heads * parameters->head_dim, 1.0);
   created.dqkv = create(parameters->dtype, rows * stride);
-  created.scratch = create(FP8CORE_FP32, parameters->heads / parameters->kv_heads *
-                                           fp8gpt_attention_scratch(parameters->length, parameters->head_dim));
+  created.scratch = create(FP8CORE_FP32, fp8gpt_attention_scratch(parameters->length, parameters->head_dim,
+                                                                  parameters->heads / parameters->kv_heads));
   fp8gpt_attention *attention = &created.attention;
   memset(attention, 0, sizeof(*attention));
   attention->dtype = parameters->dtype;

@@ -100,7 +100,8 @@ typedef struct fp8gpt_ops {
   void (*column_sums)(fp8core_dtype dtype, const void *data, int64_t rows, int64_t row_stride, int64_t first,
                       int64_t last, float *sums);
   void (*drop)(const fp8gpt_dropout *dropout, int64_t first, int64_t count, float *values);
-  // In place on the first `heads` heads of each row; angles [length, head_dim / 2, 2]: cosine, sine. sign -1: backward.
+  // In place on the first `heads` heads of each row; angles [length, 2, head_dim / 2]: cosines, sines. sign -1:
+  // backward.
   void (*rotate)(fp8core_dtype dtype, void *rows, int64_t row_stride, int64_t first, int64_t last, int64_t length,
                  int heads, int head_dim, const float *angles, float sign, float *scratch);
   // gate_up [rows, 2 width] -> silu(gate) * up [rows, width]; backward in place of gate_up's gradient.
@@ -118,7 +119,8 @@ extern const fp8gpt_ops fp8gpt_ops_avx512;
 const fp8gpt_ops *fp8gpt_cpu_ops(fp8core_isa isa);
 
 int64_t fp8gpt_row_scratch(int64_t columns);
-int64_t fp8gpt_attention_scratch(int64_t length, int head_dim);
+// Enough for attention_cached() too.
+int64_t fp8gpt_attention_scratch(int64_t length, int head_dim, int heads_per_kv_head);
 
 #define FP8GPT_QUERY_BLOCK 32
 #define FP8GPT_KEY_BLOCK 64

@@ -486,10 +486,8 @@ static void attention_backward(const fp8gpt_attention *attention, int64_t sequen
   const int64_t value_offset = key_offset + (int64_t)attention->kv_heads * head_dim;
   const float factor = 1.0f / sqrtf((float)head_dim);
   float *q = scratch;
-  float *q_transposed = q + QUERIES * stride;
-  float *dout = q_transposed + QUERIES * stride;
-  float *dout_transposed = dout + QUERIES * stride;
-  float *k = dout_transposed + QUERIES * stride;
+  float *dout = q + QUERIES * stride;
+  float *k = dout + QUERIES * stride;
   float *k_transposed = k + KEYS * stride;
   float *v_transposed = k_transposed + KEYS * stride;
   float *dk = v_transposed + KEYS * stride;
@@ -499,7 +497,7 @@ static void attention_backward(const fp8gpt_attention *attention, int64_t sequen
   float *transposed = dscores + QUERIES * KEYS;
   float *block = transposed + QUERIES * KEYS;
   // [shared, length]: sums of out * dout, and [shared, length, stride]: gradients of the queries.
-  float *deltas = block + KEYS * stride;
+  float *deltas = block + QUERIES * stride;
   float *dqueries = deltas + (int64_t)shared * length;
   memset(dqueries, 0, (size_t)(shared * length * stride) * sizeof(float));
   for (int i = 0; i < shared; i++)
