@@ -9,7 +9,6 @@
 //               one), to which its scale belongs; f32 scale of each of the four parts, f32 amax of each of the three
 //               states; the bytes of master, exp_avg, exp_avg_sq
 //   u32      CRC-32 of all before
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zlib.h>
@@ -78,17 +77,7 @@ static uint64_t get_u64(reader *in) {
 
 static float get_float(reader *in) { return fp8core_bits_float(get_u32(in)); }
 
-// zlib counts in unsigned ints.
-static uint32_t checksum(const unsigned char *bytes, size_t count) {
-  uLong crc = crc32(0L, Z_NULL, 0);
-  while (count > 0) {
-    const uInt part = count < UINT_MAX ? (uInt)count : UINT_MAX;
-    crc = crc32(crc, bytes, part);
-    bytes += part;
-    count -= part;
-  }
-  return (uint32_t)crc;
-}
+static uint32_t checksum(const unsigned char *bytes, size_t count) { return (uint32_t)crc32_z(0, bytes, count); }
 
 fp8core_status fp8optim_copy_tensors(const fp8optim_adamw *adamw, fp8optim_tensor **tensors) {
   const size_t bytes = (size_t)adamw->tensor_count * sizeof(**tensors);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "checkpoint.h"
+#include "checksum.h"
 #include "fp8core/fp8core.h"
 #include "fuzz.h"
 
@@ -70,7 +71,7 @@ static void sign(char *text, size_t size) {
   const size_t tail = sizeof(key) - 1 + 8 + 4;
   if (size < tail || memcmp(text + size - tail, key, sizeof(key) - 1) != 0) return;
   char digits[9];
-  (void)snprintf(digits, sizeof(digits), "%08x", fp8lm_file_crc32(0, text, size - tail));
+  (void)snprintf(digits, sizeof(digits), "%08x", fp8lm_crc32(0, text, size - tail));
   memcpy(text + size - tail + sizeof(key) - 1, digits, 8);
 }
 

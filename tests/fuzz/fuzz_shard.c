@@ -1,6 +1,7 @@
 // The reader of token shards with any bytes.
 #include <string.h>
 
+#include "checksum.h"
 #include "fp8core/fp8core.h"
 #include "fuzz.h"
 #include "shard.h"

@@ -8,6 +8,7 @@
 #include "support.h"
 
 #include "checkpoint.h"
+#include "checksum.h"
 #include "event_file.h"
 #include "sampler.h"
 #include "tensor_file.h"
@@ -70,7 +71,7 @@ static void test_safetensors(void **state) {
   unsigned char *whole = malloc((size_t)saved.bytes);
   assert_non_null(whole);
   assert_int_equal(fp8lm_input_read(&input, 0, whole, (size_t)saved.bytes), FP8CORE_OK);
-  assert_int_equal(fp8lm_file_crc32(0, whole, (size_t)saved.bytes), saved.crc32);
+  assert_int_equal(fp8lm_crc32(0, whole, (size_t)saved.bytes), saved.crc32);
   assert_int_equal(fp8lm_safetensors_describe(&input, &file), FP8CORE_OK);
   assert_int_equal(file.tensor_count, 6);
   for (size_t i = 0; i < 6; i++) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "checksum.h"
 #include "loader.h"
 #include "shard.h"
 

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "checksum.h"
 #include "fp8core/fp8core.h"
 #include "fp8gpt/version.h"
 #include "fp8optim/version.h"
@@ -204,7 +205,7 @@ void fp8lm_checkpoint_index_write(FILE *stream, const fp8lm_checkpoint_index *in
   fputs("\n  ],\n  ", memory);
   if (fclose(memory) == 0) {
     fwrite(text, 1, length, stream);
-    fprintf(stream, CHECKSUM_KEY "%08" PRIx32 "\"\n}\n", fp8lm_file_crc32(0, text, length));
+    fprintf(stream, CHECKSUM_KEY "%08" PRIx32 "\"\n}\n", fp8lm_crc32(0, text, length));
   }
   free(text);
 }
@@ -222,7 +223,7 @@ static int checksum_right(const char *text, size_t length) {
   char expected[9];
   memcpy(digits, text + length - tail + key, 8);
   digits[8] = '\0';
-  (void)snprintf(expected, sizeof(expected), "%08" PRIx32, fp8lm_file_crc32(0, text, length - tail));
+  (void)snprintf(expected, sizeof(expected), "%08" PRIx32, fp8lm_crc32(0, text, length - tail));
   return strcmp(digits, expected) == 0;
 }
 
@@ -477,7 +478,7 @@ static fp8core_status verify_file(const char *path, const fp8lm_checkpoint_file 
   for (uint64_t first = 0; first < input.size && status == FP8CORE_OK; first += BLOCK_BYTES) {
     const size_t bytes = input.size - first < BLOCK_BYTES ? (size_t)(input.size - first) : BLOCK_BYTES;
     status = fp8lm_input_read(&input, first, block, bytes);
-    if (status == FP8CORE_OK) crc = fp8lm_file_crc32(crc, block, bytes);
+    if (status == FP8CORE_OK) crc = fp8lm_crc32(crc, block, bytes);
   }
   if (status == FP8CORE_OK && (crc != file->crc32 || input.size != file->bytes))
     status =

@@ -3,13 +3,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <zlib.h>
 
+#include "checksum.h"
 #include "json_writer.h"
 
 // Device memory is copied, and host memory checksummed while it is in cache, by blocks of this size.
@@ -31,25 +30,13 @@ fp8lm_saved_tensor fp8lm_saved_tensor_create(const char *name, fp8core_dtype dty
   return tensor;
 }
 
-uint32_t fp8lm_file_crc32(uint32_t crc, const void *data, size_t bytes) {
-  const unsigned char *from = data;
-  uLong value = crc;
-  while (bytes > 0) {
-    const uInt part = bytes < UINT_MAX ? (uInt)bytes : UINT_MAX;
-    value = crc32(value, from, part);
-    from += part;
-    bytes -= part;
-  }
-  return (uint32_t)value;
-}
-
 static fp8core_status failed(const char *what) {
   return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "cannot %s the file: %s", what, strerror(errno));
 }
 
 static fp8core_status put(int descriptor, const void *data, size_t bytes, fp8lm_saved_file *saved) {
   const char *from = data;
-  saved->crc32 = fp8lm_file_crc32(saved->crc32, data, bytes);
+  saved->crc32 = fp8lm_crc32(saved->crc32, data, bytes);
   saved->bytes += bytes;
   while (bytes > 0) {
     const ssize_t written = write(descriptor, from, bytes);

@@ -52,7 +52,4 @@ fp8core_status fp8lm_safetensors_write(const char *path, fp8core_context *contex
 /** Writes \p bytes bytes to the new file \p path and syncs it; errors as above. */
 fp8core_status fp8lm_write_file(const char *path, const void *data, size_t bytes, fp8lm_saved_file *saved);
 
-/** CRC-32 of ISO 3309 (zlib's), continued from \p crc, 0 at the start. */
-uint32_t fp8lm_file_crc32(uint32_t crc, const void *data, size_t bytes);
-
 #endif

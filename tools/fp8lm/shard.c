@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "checksum.h"
 #include "input.h"
 
 enum { MAGIC_16 = 20240520, VERSION_16 = 1, MAGIC_32 = 20240801, VERSION_32 = 7 };
@@ -28,39 +28,6 @@ static const struct {
   {0x587a37fd, "compressed by xz: decompress it first"},
   {0xfd2fb528, "compressed by zstd: decompress it first"},
 };
-
-static uint32_t crc_tables[8][256];
-
-static void fill_crc_tables(void) {
-  for (uint32_t i = 0; i < 256; i++) {
-    uint32_t crc = i;
-    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? UINT32_C(0xEDB88320) : 0);
-    crc_tables[0][i] = crc;
-  }
-  for (uint32_t i = 0; i < 256; i++) {
-    for (int k = 1; k < 8; k++)
-      crc_tables[k][i] = crc_tables[k - 1][i] >> 8 ^ crc_tables[0][crc_tables[k - 1][i] & 255];
-  }
-}
-
-uint32_t fp8lm_crc32(uint32_t crc, const void *bytes, size_t size) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, fill_crc_tables);
-  const unsigned char *next = bytes;
-  crc = ~crc;
-  // Eight bytes at a time, each by a table of its own.
-  for (; size >= 8; size -= 8, next += 8) {
-    uint32_t words[2];
-    memcpy(words, next, 8);
-    const uint32_t low = le32toh(words[0]) ^ crc;
-    const uint32_t high = le32toh(words[1]);
-    crc = crc_tables[7][low & 255] ^ crc_tables[6][low >> 8 & 255] ^ crc_tables[5][low >> 16 & 255] ^
-          crc_tables[4][low >> 24] ^ crc_tables[3][high & 255] ^ crc_tables[2][high >> 8 & 255] ^
-          crc_tables[1][high >> 16 & 255] ^ crc_tables[0][high >> 24];
-  }
-  for (; size; size--) crc = crc >> 8 ^ crc_tables[0][(crc ^ *next++) & 255];
-  return ~crc;
-}
 
 static uint32_t number_at(const unsigned char *header, size_t index) {
   uint32_t value;

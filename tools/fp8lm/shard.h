@@ -97,7 +97,4 @@ void fp8lm_shard_series_free(char ***paths, size_t count);
 /** Removes the shards of a series whose number is \p keep or more. */
 fp8core_status fp8lm_shard_series_trim(const char *prefix, size_t keep);
 
-/** CRC-32 of zlib and PNG, continued from \p crc (0 at the start). */
-uint32_t fp8lm_crc32(uint32_t crc, const void *bytes, size_t size);
-
 #endif

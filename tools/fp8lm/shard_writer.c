@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "checksum.h"
+
 #define BUFFER_BYTES ((size_t)1 << 20)
 // "_000000.bin", ".tmp" and a NUL.
 #define SUFFIX_ROOM 32
