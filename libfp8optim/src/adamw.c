@@ -29,7 +29,7 @@ int64_t fp8optim_elements(const fp8optim_parameter *parameter) {
   return elements;
 }
 
-static int64_t row_length(const fp8optim_parameter *parameter) {
+int64_t fp8optim_row_length(const fp8optim_parameter *parameter) {
   return parameter->dimensions == 0 ? 1 : parameter->shape[parameter->dimensions - 1];
 }
 
@@ -216,7 +216,7 @@ static fp8core_status fill_tables(fp8optim_adamw *adamw) {
     const fp8optim_parameter *parameter = &adamw->parameters[i];
     fp8optim_tensor *tensor = &host.tensors[i];
     tensor->elements = fp8optim_elements(parameter);
-    tensor->row_length = row_length(parameter);
+    tensor->row_length = fp8optim_row_length(parameter);
     tensor->group = parameter->group;
     for (int part = 0; part < FP8OPTIM_PARTS; part++) {
       const int64_t bytes = own_bytes(adamw, parameter, part);
@@ -241,10 +241,11 @@ static fp8core_status survey_given_states(fp8optim_adamw *adamw) {
       const fp8optim_parameter *parameter = &adamw->parameters[i];
       void *data = given_part(parameter, state);
       if (!data || fp8optim_elements(parameter) == 0) continue;
-      const fp8optim_gradient source = {data, part_dtype(adamw, parameter, state), row_length(parameter), NULL};
+      const fp8optim_gradient source = {data, part_dtype(adamw, parameter, state), fp8optim_row_length(parameter),
+                                        NULL};
       fp8optim_survey found;
-      FP8OPTIM_TRY(adamw->backend->survey(adamw, &source, fp8optim_elements(parameter) / row_length(parameter),
-                                          row_length(parameter), &found));
+      FP8OPTIM_TRY(adamw->backend->survey(adamw, &source, fp8optim_elements(parameter) / fp8optim_row_length(parameter),
+                                          fp8optim_row_length(parameter), &found));
       FP8OPTIM_TRY(fp8optim_check_survey(parameter, (fp8optim_state)state, &found));
       const float amax = fp8core_bits_float(found.largest);
       FP8OPTIM_TRY(fp8core_copy(adamw->context, &adamw->tables.tensors[i].amax[state], &amax, sizeof(amax)));
@@ -474,7 +475,7 @@ static fp8core_status check_source(const fp8optim_adamw *adamw, const char *what
   view->row_stride = source->row_stride ? source->row_stride : length;
   // One row, or rows without a gap, whatever the shape: contiguous.
   if (length > 0 && (view->row_stride == length || fp8core_tensor_elements(source) == length))
-    view->row_stride = row_length(parameter);
+    view->row_stride = fp8optim_row_length(parameter);
   else if (!same)
     return fp8optim_invalid(
       "%s of parameter \"%s\" has a row stride of %lld and another shape, expected one of the two", what,
@@ -526,15 +527,15 @@ fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp
   if (elements == 0) return FP8CORE_OK;
   fp8core_tensor stored;
   FP8OPTIM_TRY(fp8optim_adamw_state(adamw, index, state, &stored));
-  const unsigned char *from = source->data;
-  const unsigned char *to = stored.data;
-  if (from < to + fp8core_tensor_span_bytes(&stored) && to < from + fp8core_tensor_span_bytes(source) &&
-      !(from == to && source->dtype == stored.dtype && !source->scale_inverse &&
-        view.row_stride == row_length(parameter)))
+  if (overlap(source->data, (int64_t)fp8core_tensor_span_bytes(source), stored.data,
+              (int64_t)fp8core_tensor_span_bytes(&stored)) &&
+      !(source->data == stored.data && source->dtype == stored.dtype && !source->scale_inverse &&
+        view.row_stride == fp8optim_row_length(parameter)))
     return fp8optim_invalid("the source of parameter \"%s\" at %p overlaps its %s at %p, expected distinct memory",
                             parameter->name, source->data, state_names[state], stored.data);
   fp8optim_survey found;
-  FP8OPTIM_TRY(adamw->backend->survey(adamw, &view, elements / row_length(parameter), row_length(parameter), &found));
+  FP8OPTIM_TRY(adamw->backend->survey(adamw, &view, elements / fp8optim_row_length(parameter),
+                                      fp8optim_row_length(parameter), &found));
   FP8OPTIM_TRY(fp8optim_check_survey(parameter, state, &found));
   const float scale = fp8optim_scale_for(part_dtype(adamw, parameter, (int)state), state, found.largest);
   FP8OPTIM_TRY(adamw->backend->set_state(adamw, index, state, &view, scale, found.largest));
@@ -594,13 +595,17 @@ fp8core_status fp8optim_adamw_set_learning_rate(fp8optim_adamw *adamw, double le
   return FP8CORE_OK;
 }
 
+int fp8optim_has_moments(const fp8optim_tensor *tensors, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    if (tensors[i].amax[FP8OPTIM_EXP_AVG] > 0.0f || tensors[i].amax[FP8OPTIM_EXP_AVG_SQ] > 0.0f) return 1;
+  return 0;
+}
+
 // With a step count of 0: whether the moments are 0 too. They are looked at only where they may be something else.
 static fp8core_status check_moments(fp8optim_adamw *adamw) {
   fp8optim_tensor *tensors;
   FP8OPTIM_TRY(fp8optim_copy_tensors(adamw, &tensors));
-  adamw->moments_set = 0;
-  for (int64_t i = 0; i < adamw->tensor_count; i++)
-    if (tensors[i].amax[FP8OPTIM_EXP_AVG] > 0.0f || tensors[i].amax[FP8OPTIM_EXP_AVG_SQ] > 0.0f) adamw->moments_set = 1;
+  adamw->moments_set = fp8optim_has_moments(tensors, adamw->tensor_count);
   free(tensors);
   if (!adamw->moments_set) return FP8CORE_OK;
   return fp8optim_invalid("moments were set while the step count is 0, expected fp8optim_adamw_set_steps() with the "

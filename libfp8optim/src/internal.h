@@ -96,6 +96,11 @@ fp8core_status fp8optim_cuda_init(fp8optim_adamw *adamw);
 void fp8optim_cuda_destroy(fp8optim_adamw *adamw);
 
 int64_t fp8optim_elements(const fp8optim_parameter *parameter);
+// Of the last dimension.
+int64_t fp8optim_row_length(const fp8optim_parameter *parameter);
+
+// In host memory: whether a moment is other than 0.
+int fp8optim_has_moments(const fp8optim_tensor *tensors, int64_t count);
 
 // The table of tensors in memory from malloc() that the caller frees.
 fp8core_status fp8optim_copy_tensors(const fp8optim_adamw *adamw, fp8optim_tensor **tensors);

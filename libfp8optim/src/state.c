@@ -259,9 +259,7 @@ static fp8core_status restore(fp8optim_adamw *adamw, const unsigned char *buffer
   adamw->steps_known = progress->steps > 0;
   adamw->most_steps = progress->steps;
   // Moments that were saved before their count was set want it before a step, as they did.
-  adamw->moments_set = adamw->steps_known;
-  for (int64_t i = 0; i < adamw->tensor_count; i++)
-    if (tensors[i].amax[FP8OPTIM_EXP_AVG] > 0.0f || tensors[i].amax[FP8OPTIM_EXP_AVG_SQ] > 0.0f) adamw->moments_set = 1;
+  adamw->moments_set = adamw->steps_known || fp8optim_has_moments(tensors, adamw->tensor_count);
   return FP8CORE_OK;
 }
 

@@ -92,22 +92,22 @@ static float scale_inverse_of(const fp8optim_gradient *gradient) {
   return gradient->scale_inverse ? *gradient->scale_inverse : 1.0f;
 }
 
+static int threads_for(const fp8optim_adamw *adamw, int64_t elements) {
+  return elements < PARALLEL_ELEMENTS ? 1 : fp8core_context_threads(adamw->context);
+}
+
 typedef void (*chunk_function)(const fp8optim_adamw *adamw, const fp8optim_kernels *kernels, int64_t index);
 
 // Chunks hold at most FP8OPTIM_CHUNK elements and are given out as threads ask, so that many small tensors and a few
 // large ones balance alike.
 static void for_all_chunks(const fp8optim_adamw *adamw, const fp8optim_kernels *kernels, int64_t elements,
                            chunk_function function) {
-  const int threads = elements < PARALLEL_ELEMENTS ? 1 : fp8core_context_threads(adamw->context);
+  const int threads = threads_for(adamw, elements);
   (void)threads;
 #if defined(_OPENMP)
 #  pragma omp parallel for schedule(dynamic, 8) num_threads(threads) if (threads > 1)
 #endif
   for (int64_t index = 0; index < adamw->chunk_count; index++) function(adamw, kernels, index);
-}
-
-static int threads_for(const fp8optim_adamw *adamw, int64_t elements) {
-  return elements < PARALLEL_ELEMENTS ? 1 : fp8core_context_threads(adamw->context);
 }
 
 static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_scale) {

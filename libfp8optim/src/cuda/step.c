@@ -133,7 +133,7 @@ static fp8core_status set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_s
     .state = part,
     .source = *source,
     .elements = fp8optim_elements(parameter),
-    .row_length = parameter->dimensions == 0 ? 1 : parameter->shape[parameter->dimensions - 1],
+    .row_length = fp8optim_row_length(parameter),
     .scale = scale,
     .largest = largest,
   };
