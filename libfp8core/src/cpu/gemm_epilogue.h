@@ -17,6 +17,9 @@ typedef uint16_t v_half __attribute__((vector_size(LANES * 2)));
 typedef uint8_t v_byte __attribute__((vector_size(LANES)));
 
 ALWAYS_INLINE v_float splat(float value) { return value - (v_float){0}; }
+
+#include "cpu/vector_exp.h"
+
 ALWAYS_INLINE v_uint splat_bits(uint32_t value) { return value + (v_uint){0}; }
 ALWAYS_INLINE v_float select_float(v_int mask, v_float yes, v_float no) {
   return (v_float)(((v_int)yes & mask) | ((v_int)no & ~mask));
@@ -97,26 +100,13 @@ ALWAYS_INLINE void store_values(fp8core_dtype dtype, unsigned char *data, int co
   }
 }
 
-// exp(x): infinity above 88.7, about 1e-38 below -87. x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of
-// exp(r) to r^7, whose remainder is below 2^-27; with the roundings of Horner's rule the relative error stays below
-// 2^-22.
+// exp(x): infinity above 88.7, about 1e-38 below -87.
 ALWAYS_INLINE v_float exponential(v_float x) {
   const v_float limited =
     select_float(x < splat(-87.0f), splat(-87.0f), select_float(x > splat(88.7f), splat(88.7f), x));
-  const v_float magic = splat(0x1.8p23f);
-  const v_float shifted = limited * splat(0x1.715476p+0f) + magic;
-  const v_float n = shifted - magic;
-  // ln 2 in two parts, the first with so few bits that n times it is exact.
-  const v_float r = (limited - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
-  v_float p = r * splat(1.0f / 5040) + splat(1.0f / 720);
-  p = p * r + splat(1.0f / 120);
-  p = p * r + splat(1.0f / 24);
-  p = p * r + splat(1.0f / 6);
-  p = p * r + splat(0.5f);
-  p = p * r * r + r;
-  p = p + splat(1.0f);
+  v_int exponent;
+  const v_float p = fp8core_vector_exp(limited, &exponent);
   // 2^n in two factors, as n may be 128.
-  const v_int exponent = (v_int)shifted - (v_int)magic;
   const v_int half = exponent >> 1;
   const v_float scaled = p * (v_float)((half + 127) << 23) * (v_float)((exponent - half + 127) << 23);
   return select_float(x > splat(88.7f), splat(INFINITY), scaled);

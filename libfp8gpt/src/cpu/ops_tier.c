@@ -15,6 +15,9 @@ typedef float v_float __attribute__((vector_size(LANES * 4)));
 typedef int32_t v_int __attribute__((vector_size(LANES * 4)));
 
 INLINE v_float splat(float value) { return value - (v_float){0}; }
+
+#include "cpu/vector_exp.h"
+
 INLINE v_float v_load(const float *from) {
   v_float value;
   memcpy(&value, from, sizeof(value));
@@ -37,21 +40,10 @@ INLINE float max_lanes(v_float value) {
   return largest;
 }
 
-// exp(x) for x <= 88, 0 below -87: x = n ln 2 + r, and the Taylor series of exp(r) to r^7.
+// exp(x) for x <= 88, 0 below -87.
 INLINE v_float v_exp(v_float x) {
-  const v_float limited = v_max(x, splat(-87.0f));
-  const v_float magic = splat(0x1.8p23f);
-  const v_float shifted = limited * splat(0x1.715476p+0f) + magic;
-  const v_float n = shifted - magic;
-  const v_float r = (limited - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
-  v_float p = r * splat(1.0f / 5040) + splat(1.0f / 720);
-  p = p * r + splat(1.0f / 120);
-  p = p * r + splat(1.0f / 24);
-  p = p * r + splat(1.0f / 6);
-  p = p * r + splat(0.5f);
-  p = p * r * r + r;
-  p = p + splat(1.0f);
-  const v_int exponent = (v_int)shifted - (v_int)magic;
+  v_int exponent;
+  const v_float p = fp8core_vector_exp(v_max(x, splat(-87.0f)), &exponent);
   const v_float scaled = p * (v_float)((exponent + 127) << 23);
   // A NaN stays one.
   return v_select(x != x, x, v_select(x < splat(-87.0f), splat(0.0f), scaled));

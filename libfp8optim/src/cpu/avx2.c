@@ -165,11 +165,6 @@ V uint32_t v_largest_code(v_codes largest) {
   return found;
 }
 
-V __m256i below(__m256i one, __m256i other) {
-  const __m256i flip = splat_bits(FP8CORE_F32_SIGN);
-  return _mm256_cmpgt_epi32(_mm256_xor_si256(other, flip), _mm256_xor_si256(one, flip));
-}
-
 typedef __m256 v_mask;
 
 V v_mask v_smaller(v_float a, v_float b) {
