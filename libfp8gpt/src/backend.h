@@ -201,7 +201,6 @@ extern const fp8gpt_backend fp8gpt_cpu_backend;
 
 // Sets backend and backend_state of a model whose context is of CUDA; the stub of a build without it fails.
 fp8core_status fp8gpt_cuda_init(fp8gpt_model *model);
-void fp8gpt_cuda_destroy(fp8gpt_model *model);
 
 #define FP8GPT_MAX_HEAD 256
 

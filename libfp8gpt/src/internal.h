@@ -6,7 +6,7 @@
 #  include <omp.h>
 #endif
 
-#include "cpu/ops.h"
+#include "backend.h"
 #include "fp8core/fp8core.h"
 #include "fp8gpt/config.h"
 #include "fp8gpt/model.h"
@@ -20,10 +20,7 @@
     if (try_status != FP8CORE_OK) return try_status;                                                                   \
   } while (0)
 
-#define FP8GPT_MAX_HEAD 256
 #define FP8GPT_MAX_NAME 64
-// Rows of logits that exist at a time.
-#define FP8GPT_LOGIT_ROWS 256
 
 typedef struct fp8gpt_parameter_record {
   char name[FP8GPT_MAX_NAME];
@@ -79,12 +76,25 @@ typedef struct fp8gpt_block {
   void *fc1_out;
 } fp8gpt_block;
 
+// One block of memory: a batch's tokens and targets [rows]; its rows in the order of their tokens [rows], and where
+// each token's rows start [rows + 1].
+typedef struct fp8gpt_ids {
+  int32_t *tokens;
+  int32_t *targets;
+  int32_t *order;
+  int32_t *starts;
+} fp8gpt_ids;
+
 struct fp8gpt_model {
   fp8core_context *context;
-  const fp8gpt_ops *ops;
+  const fp8gpt_backend *backend;
+  // Of CUDA.
+  void *backend_state;
+  // Of the CPU.
+  const struct fp8gpt_ops *ops;
+  int threads;
   fp8gpt_config config;
   fp8gpt_model_options options;
-  int threads;
   int fp8;
   // Of activations; of weights and gradients that are not linear.
   fp8core_dtype activation_dtype;
@@ -115,8 +125,10 @@ struct fp8gpt_model {
   int64_t gradient_bytes;
   int64_t activation_bytes;
   int64_t workspace_bytes;
+  // FP32, of the largest weight's gradient; made when a second micro-batch first wants it.
+  void *wide_weight_gradient;
+  int64_t wide_weight_gradient_bytes;
   // Within the workspace.
-  void *residual;
   void *normalised;
   void *branch;
   void *hidden;
@@ -129,17 +141,34 @@ struct fp8gpt_model {
   void *logit_gradients;
   float *losses;
   float *angles;
-  float *weight_values;
-  float *norm_partials;
-  float *scratch;
-  int64_t scratch_floats;
-  // Of the embedding's gradient: rows by token, and where each token's rows start.
-  int64_t *token_rows;
-  int32_t *token_starts;
+  // Sums of columns that a product leaves.
+  float *column_sums;
+  // The backend's own.
+  void *scratch;
+  fp8gpt_ids ids;
   void *cache;
   // Tokens in the cache.
   int cached;
+
+  // In host memory: what ids and losses are copied from and to; on the CPU they are these themselves.
+  void *staging;
+  int64_t staging_bytes;
+  fp8gpt_ids host_ids;
+  float *host_losses;
+  // Token in the upper half, row in the lower.
+  int64_t *token_rows;
 };
+
+typedef struct fp8gpt_pass {
+  int64_t sequences;
+  int64_t length;
+  int64_t rows;
+  uint32_t number;
+  int training;
+  int first;
+  // Different tokens, of training.
+  int64_t runs;
+} fp8gpt_pass;
 
 // Linear layers (linear.c). The input's rows become the layer's saved input.
 fp8core_status fp8gpt_linear_forward(fp8gpt_model *model, fp8gpt_linear *layer, int64_t rows, const void *input,
@@ -150,17 +179,11 @@ fp8core_status fp8gpt_linear_forward_gelu(fp8gpt_model *model, fp8gpt_linear *la
 // The product of a saved input that the next layer already has.
 fp8core_status fp8gpt_linear_forward_saved(fp8gpt_model *model, fp8gpt_linear *layer, int64_t rows, void *output,
                                            int training);
-// Gradients of weight and bias are added to (or set, `first`). input_gradient NULL: not wanted. With gelu_of
+// Gradients of weight and bias are added to (or set, now->first). input_gradient NULL: not wanted. With gelu_of
 // (pre-activations) the input's gradient goes through GELU, and `bias_below` receives its column sums.
-fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer, int64_t rows,
+fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer, const fp8gpt_pass *now,
                                       const void *output_gradient, int with_bias_gradient, void *input_gradient,
-                                      const void *gelu_of, int bias_below, int first);
-fp8core_status fp8gpt_bias_gradient(fp8gpt_model *model, int bias, int64_t rows, const void *gradient, int first);
-// FP32 values added to, or put into, the FP32 gradient of a vector.
-void fp8gpt_add_vector_gradient(fp8gpt_model *model, int parameter, const float *values, int first);
-// The FP32 values of a vector parameter in model->weight_values, second half for `which` 1.
-const float *fp8gpt_vector(fp8gpt_model *model, int parameter, int which);
-
+                                      const void *gelu_of, int bias_below);
 fp8core_tensor fp8gpt_matrix(const fp8gpt_model *model, const void *data, fp8core_dtype dtype, int64_t rows,
                              int64_t columns);
 

@@ -94,43 +94,71 @@ fp8core_status fp8gpt_linear_forward_gelu(fp8gpt_model *model, fp8gpt_linear *la
                               &next->input, NULL);
 }
 
-void fp8gpt_add_vector_gradient(fp8gpt_model *model, int parameter, const float *values, int first) {
-  float *gradient = model->parameters[parameter].gradient.data;
-  for (int64_t i = 0; i < model->parameters[parameter].elements; i++)
-    gradient[i] = first ? values[i] : gradient[i] + values[i];
+static fp8core_status bias_gradient(fp8gpt_model *model, int bias, int64_t rows, const void *gradient, int first) {
+  const fp8gpt_parameter_record *record = &model->parameters[bias];
+  const fp8gpt_column_sums job = {.dtype = model->activation_dtype,
+                                  .rows = rows,
+                                  .columns = record->elements,
+                                  .data = gradient,
+                                  .gradient = record->gradient.data,
+                                  .first = first};
+  return model->backend->column_sums(model, &job);
 }
 
-const float *fp8gpt_vector(fp8gpt_model *model, int parameter, int which) {
-  if (parameter < 0) return NULL;
-  const fp8gpt_parameter_record *record = &model->parameters[parameter];
-  float *values = model->weight_values + (which ? model->config.hidden : 0);
-  model->ops->load(record->weight.dtype, record->weight.data, record->elements, values);
-  return values;
+// Micro-batches whose sums are rounded to nearest.
+#define NEAREST_MICRO_BATCHES 8
+
+// Of draws, beside those of a caller's own casts.
+#define GRADIENT_DRAWS (UINT32_C(1) << 31)
+
+static fp8core_status take_wide_weight_gradient(fp8gpt_model *model) {
+  int64_t most = 0;
+  if (model->wide_weight_gradient) return FP8CORE_OK;
+  for (int64_t i = 0; i < model->parameter_count; i++)
+    if (model->parameters[i].gradient_scale >= 0 && model->parameters[i].elements > most)
+      most = model->parameters[i].elements;
+  model->wide_weight_gradient_bytes = most * (int64_t)sizeof(float);
+  return fp8core_alloc(model->context, (size_t)model->wide_weight_gradient_bytes, &model->wide_weight_gradient);
 }
 
-fp8core_status fp8gpt_bias_gradient(fp8gpt_model *model, int bias, int64_t rows, const void *gradient, int first) {
-  const int64_t columns = model->parameters[bias].elements;
-  float *sums = model->norm_partials;
-  const int64_t groups = (columns + FP8GPT_COLUMN_GROUP - 1) / FP8GPT_COLUMN_GROUP;
-#if defined(_OPENMP)
-#  pragma omp parallel for num_threads(model->threads)
-#endif
-  for (int64_t group = 0; group < groups; group++) {
-    const int64_t begin = group * FP8GPT_COLUMN_GROUP;
-    const int64_t end = begin + FP8GPT_COLUMN_GROUP < columns ? begin + FP8GPT_COLUMN_GROUP : columns;
-    model->ops->column_sums(model->activation_dtype, gradient, rows, columns, begin, end, sums);
-  }
-  fp8gpt_add_vector_gradient(model, bias, sums, first);
-  return FP8CORE_OK;
-}
-
-fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer, int64_t rows,
-                                      const void *output_gradient, int with_bias_gradient, void *input_gradient,
-                                      const void *gelu_of, int bias_below, int first) {
+// Gradient of a weight: [outputs, rows] times [rows, inputs], set, or added to what earlier micro-batches left.
+//
+// An FP8 sum is formed in FP32, this weight's alone, and rounded once a micro-batch. What one of many micro-batches
+// adds may be less than half a step of E4M3, a sixteenth of what is there, every time: nearest would lose all of it. So
+// only the first few sums are rounded to nearest, which has half the noise, and the rest stochastically.
+static fp8core_status weight_gradient(fp8gpt_model *model, const fp8gpt_linear *layer, const fp8gpt_pass *now,
+                                      const fp8core_tensor *output_gradient) {
+  const fp8gpt_parameter_record *parameter = &model->parameters[layer->weight];
+  const fp8core_tensor *earlier = now->first ? NULL : &parameter->gradient;
   fp8core_gemm_options options = fp8core_gemm_options_default();
+  fp8core_tensor input = layer->input;
+  fp8core_tensor sum = parameter->gradient;
+  input.amax = NULL;
+  options.transpose_a = 1;
+  options.beta = now->first ? 0.0f : 1.0f;
+  if (parameter->gradient_scale < 0)
+    return fp8core_gemm(model->context, &options, output_gradient, &input, earlier, &sum);
+  if (now->first || (now->number & 255) < NEAREST_MICRO_BATCHES)
+    return fp8core_scaling_gemm(model->scaling, parameter->gradient_scale, &options, output_gradient, &input, earlier,
+                                &sum, NULL);
+  FP8GPT_TRY(take_wide_weight_gradient(model));
+  const fp8core_tensor wide =
+    fp8gpt_matrix(model, model->wide_weight_gradient, FP8CORE_FP32, layer->outputs, layer->inputs);
+  fp8core_cast_options rounding = fp8core_cast_options_default();
+  rounding.rounding = FP8CORE_ROUND_STOCHASTIC;
+  rounding.tensor_id = GRADIENT_DRAWS | (uint32_t)parameter->gradient_scale;
+  rounding.step = now->number;
+  FP8GPT_TRY(fp8core_gemm(model->context, &options, output_gradient, &input, earlier, &wide));
+  return fp8core_scaling_cast(model->scaling, parameter->gradient_scale, &rounding, &wide, &sum, NULL);
+}
+
+fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer, const fp8gpt_pass *now,
+                                      const void *output_gradient, int with_bias_gradient, void *input_gradient,
+                                      const void *gelu_of, int bias_below) {
+  const int64_t rows = now->rows;
   fp8core_tensor gradient = activations(model, output_gradient, rows, layer->outputs);
   if (with_bias_gradient && layer->bias >= 0)
-    FP8GPT_TRY(fp8gpt_bias_gradient(model, layer->bias, rows, output_gradient, first));
+    FP8GPT_TRY(bias_gradient(model, layer->bias, rows, output_gradient, now->first));
   if (model->fp8) {
     const fp8core_tensor wide = gradient;
     gradient = fp8gpt_matrix(model, model->quantised_gradient, FP8CORE_E5M2, rows, layer->outputs);
@@ -138,19 +166,7 @@ fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer,
     gradient.amax = NULL;
   }
 
-  // Of the weight: [outputs, rows] times [rows, inputs], added to what earlier micro-batches left.
-  fp8gpt_parameter_record *parameter = &model->parameters[layer->weight];
-  fp8core_tensor input = layer->input;
-  fp8core_tensor weight_gradient = parameter->gradient;
-  const fp8core_tensor earlier = weight_gradient;
-  input.amax = NULL;
-  options.transpose_a = 1;
-  options.beta = first ? 0.0f : 1.0f;
-  if (parameter->gradient_scale >= 0)
-    FP8GPT_TRY(fp8core_scaling_gemm(model->scaling, parameter->gradient_scale, &options, &gradient, &input,
-                                    first ? NULL : &earlier, &weight_gradient, NULL));
-  else
-    FP8GPT_TRY(fp8core_gemm(model->context, &options, &gradient, &input, first ? NULL : &earlier, &weight_gradient));
+  FP8GPT_TRY(weight_gradient(model, layer, now, &gradient));
 
   // Of the input: [rows, outputs] times [outputs, inputs].
   if (!input_gradient) return FP8CORE_OK;
@@ -159,18 +175,19 @@ fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer,
   const fp8core_tensor result = activations(model, input_gradient, rows, layer->inputs);
   fp8core_tensor auxiliary;
   fp8core_tensor sums;
-  options = fp8core_gemm_options_default();
+  fp8core_gemm_options options = fp8core_gemm_options_default();
   if (gelu_of) {
     auxiliary = activations(model, gelu_of, rows, layer->inputs);
     options.epilogue = FP8CORE_EPILOGUE_GELU_BACKWARD;
     options.auxiliary = &auxiliary;
     if (bias_below >= 0) {
-      sums = fp8core_tensor_create(model->norm_partials, FP8CORE_FP32, 1, &layer->inputs);
+      sums = fp8core_tensor_create(model->column_sums, FP8CORE_FP32, 1, &layer->inputs);
       sums.device = fp8core_context_device(model->context);
       options.bias_gradient = &sums;
     }
   }
   FP8GPT_TRY(fp8core_gemm(model->context, &options, &gradient, &weight, NULL, &result));
-  if (options.bias_gradient) fp8gpt_add_vector_gradient(model, bias_below, model->norm_partials, first);
-  return FP8CORE_OK;
+  if (!options.bias_gradient) return FP8CORE_OK;
+  return model->backend->add(model, model->column_sums, layer->inputs, model->parameters[bias_below].gradient.data,
+                             now->first);
 }

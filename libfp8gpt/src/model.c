@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/ops.h"
 #include "internal.h"
 
 #define ALIGNMENT 256
@@ -210,15 +211,27 @@ static void lay_activations(fp8gpt_model *model, layout *place) {
   lay_norm(model, place, &model->final_norm, size);
 }
 
+static int on_host(const fp8gpt_model *model) {
+  return fp8core_context_device(model->context).type == FP8CORE_DEVICE_CPU;
+}
+
+static int64_t id_count(const fp8gpt_model *model) { return (model->options.inference ? 2 : 4) * model->rows + 1; }
+
+static void lay_ids(const fp8gpt_model *model, layout *place, fp8gpt_ids *ids) {
+  ids->tokens = take(place, id_count(model) * (int64_t)sizeof(int32_t));
+  if (!ids->tokens) return;
+  ids->targets = ids->tokens + model->rows;
+  ids->order = ids->targets + model->rows;
+  ids->starts = ids->order + model->rows;
+}
+
 static void lay_workspace(fp8gpt_model *model, layout *place) {
   const fp8gpt_config *config = &model->config;
   const fp8gpt_block *block = &model->blocks[0];
   const int64_t size = (int64_t)fp8core_dtype_size(model->activation_dtype);
   const int64_t hidden = config->hidden;
   const int64_t widest = larger(larger(block->qkv.outputs, block->fc1.outputs), hidden);
-  const int64_t logit_rows = model->rows < FP8GPT_LOGIT_ROWS ? model->rows : FP8GPT_LOGIT_ROWS;
-  const int64_t groups = (model->rows + FP8GPT_NORM_GROUP - 1) / FP8GPT_NORM_GROUP;
-  model->residual = take(place, model->rows * hidden * size);
+  const int64_t logit_rows = model->rows < model->backend->logit_rows ? model->rows : model->backend->logit_rows;
   model->normalised = take(place, model->rows * hidden * size);
   model->branch = take(place, model->rows * hidden * size);
   model->hidden = take(place, model->rows * config->ffn_hidden * size);
@@ -235,19 +248,21 @@ static void lay_workspace(fp8gpt_model *model, layout *place) {
   if (model->options.precision == FP8GPT_TE)
     model->quantised_weight = take(place, larger(widest * hidden, hidden * config->ffn_hidden));
   model->logits = take(place, logit_rows * config->vocabulary * (int64_t)sizeof(float));
-  model->losses = take(place, model->rows * (int64_t)sizeof(float));
   model->angles = take(place, (int64_t)config->sequence * (hidden / config->heads) * (int64_t)sizeof(float));
-  model->weight_values = take(place, 2 * hidden * (int64_t)sizeof(float));
-  model->norm_partials = take(place, larger(2 * groups * hidden, widest) * (int64_t)sizeof(float));
-  model->scratch_floats = larger(
-    larger(fp8gpt_row_scratch(larger(larger(hidden, config->ffn_hidden), config->vocabulary)),
-           fp8gpt_attention_scratch(config->sequence, (int)(hidden / config->heads), config->heads / config->kv_heads)),
-    4096);
-  model->scratch = take(place, model->scratch_floats * model->threads * (int64_t)sizeof(float));
-  if (!model->options.inference) {
-    model->token_rows = take(place, model->rows * (int64_t)sizeof(int64_t));
-    model->token_starts = take(place, (model->rows + 1) * (int64_t)sizeof(int32_t));
-  }
+  model->column_sums = take(place, widest * (int64_t)sizeof(float));
+  model->scratch = take(place, model->backend->scratch_bytes(model));
+  if (on_host(model)) return;
+  lay_ids(model, place, &model->ids);
+  model->losses = take(place, model->rows * (int64_t)sizeof(float));
+}
+
+static void lay_staging(fp8gpt_model *model, layout *place) {
+  lay_ids(model, place, &model->host_ids);
+  model->host_losses = take(place, model->rows * (int64_t)sizeof(float));
+  if (!model->options.inference) model->token_rows = take(place, model->rows * (int64_t)sizeof(int64_t));
+  if (!on_host(model)) return;
+  model->ids = model->host_ids;
+  model->losses = model->host_losses;
 }
 
 static void lay_all(fp8gpt_model *model) {
@@ -255,23 +270,33 @@ static void lay_all(fp8gpt_model *model) {
   layout gradients = {model->gradient_memory, 0};
   layout activations = {model->activation_memory, 0};
   layout workspace = {model->workspace, 0};
+  layout staging = {model->staging, 0};
   lay_parameters(model, &weights, &gradients);
   lay_activations(model, &activations);
   lay_workspace(model, &workspace);
+  lay_staging(model, &staging);
   model->weight_bytes = weights.bytes;
   model->gradient_bytes = gradients.bytes;
   model->activation_bytes = activations.bytes;
   model->workspace_bytes = workspace.bytes;
+  model->staging_bytes = staging.bytes;
 }
 
-static void fill_angles(fp8gpt_model *model) {
+static fp8core_status fill_angles(fp8gpt_model *model) {
   const int head_dim = model->config.hidden / model->config.heads;
+  const size_t bytes = (size_t)model->config.sequence * (size_t)head_dim * sizeof(float);
+  float *angles = malloc(bytes);
+  if (!angles)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
   for (int64_t position = 0; position < model->config.sequence; position++)
     for (int i = 0; i < head_dim / 2; i++) {
       const double angle = (double)position * pow((double)model->config.rope_theta, -2.0 * i / (double)head_dim);
-      model->angles[position * head_dim + i] = (float)cos(angle);
-      model->angles[position * head_dim + head_dim / 2 + i] = (float)sin(angle);
+      angles[position * head_dim + i] = (float)cos(angle);
+      angles[position * head_dim + head_dim / 2 + i] = (float)sin(angle);
     }
+  const fp8core_status status = fp8core_copy(model->context, model->angles, angles, bytes);
+  free(angles);
+  return status;
 }
 
 // Initial weights.
@@ -291,7 +316,7 @@ static void normal_pair(uint32_t first, uint32_t second, float std, float *value
   values[1] = (float)(radius * sin(angle)) * std;
 }
 
-static void initial_values(const fp8gpt_model *model, int64_t index, float *values) {
+static void draw_values(const fp8gpt_model *model, int64_t index, float *values) {
   const fp8gpt_parameter_record *record = &model->parameters[index];
   const uint32_t id = name_hash(record->name);
   const int64_t blocks = (record->elements + 3) / 4;
@@ -312,6 +337,22 @@ static void initial_values(const fp8gpt_model *model, int64_t index, float *valu
     }
     for (int i = 0; i < 4 && block * 4 + i < record->elements; i++) values[block * 4 + i] = drawn[i];
   }
+}
+
+// values: on the model's device.
+static fp8core_status initial_values(const fp8gpt_model *model, int64_t index, float *values) {
+  if (on_host(model)) {
+    draw_values(model, index, values);
+    return FP8CORE_OK;
+  }
+  const size_t bytes = (size_t)model->parameters[index].elements * sizeof(float);
+  float *drawn = malloc(bytes);
+  if (!drawn)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
+  draw_values(model, index, drawn);
+  const fp8core_status status = fp8core_copy(model->context, values, drawn, bytes);
+  free(drawn);
+  return status;
 }
 
 static fp8core_status initialise_weights(fp8gpt_model *model) {
@@ -340,7 +381,8 @@ static fp8core_status initialise_weights(fp8gpt_model *model) {
   int64_t scaled = 0;
   for (int64_t i = 0; i < model->parameter_count && status == FP8CORE_OK; i++) {
     fp8gpt_parameter_record *record = &model->parameters[i];
-    initial_values(model, i, values);
+    status = initial_values(model, i, values);
+    if (status != FP8CORE_OK) break;
     const fp8core_tensor source = parameter_tensor(model, record, FP8CORE_FP32, values);
     if (record->weight.dtype == FP8CORE_E4M3)
       status = fp8core_scaling_cast(model->weight_scaling, scaled++, NULL, &source, &record->weight, NULL);
@@ -386,8 +428,12 @@ static fp8core_status create(fp8gpt_model *model) {
   FP8GPT_TRY(fp8core_alloc(model->context, (size_t)model->workspace_bytes, &model->workspace));
   if (model->gradient_bytes > 0)
     FP8GPT_TRY(fp8core_zero(model->context, model->gradient_memory, (size_t)model->gradient_bytes));
+  model->staging = malloc((size_t)model->staging_bytes);
+  if (!model->staging)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %lld bytes of host memory",
+                                  (long long)model->staging_bytes);
   lay_all(model);
-  fill_angles(model);
+  FP8GPT_TRY(fill_angles(model));
   FP8GPT_TRY(create_scaling(model));
   return initialise_weights(model);
 }
@@ -408,12 +454,10 @@ fp8core_status fp8gpt_model_create(fp8gpt_model **model, fp8core_context *contex
   if (chosen.batch < 1 || (int64_t)chosen.batch * config->sequence > INT32_MAX)
     return fp8gpt_invalid("batch is %d, expected at least 1 and at most 2^31 - 1 tokens (sequence %d)", chosen.batch,
                           config->sequence);
-  if (fp8core_context_device(context).type != FP8CORE_DEVICE_CPU)
-    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
-                                  "the context is of CUDA; this release has models for the CPU only");
   fp8gpt_model *created = calloc(1, sizeof(*created));
   if (!created) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a model");
   created->context = context;
+  created->backend = &fp8gpt_cpu_backend;
   created->ops = fp8gpt_cpu_ops(fp8core_context_isa(context));
   created->config = *config;
   created->options = chosen;
@@ -421,7 +465,8 @@ fp8core_status fp8gpt_model_create(fp8gpt_model **model, fp8core_context *contex
   created->fp8 = chosen.precision >= FP8GPT_TE;
   created->activation_dtype = chosen.precision == FP8GPT_FP32 ? FP8CORE_FP32 : FP8CORE_BF16;
   created->rows = (int64_t)chosen.batch * config->sequence;
-  const fp8core_status status = create(created);
+  fp8core_status status = on_host(created) ? FP8CORE_OK : fp8gpt_cuda_init(created);
+  if (status == FP8CORE_OK) status = create(created);
   if (status != FP8CORE_OK)
     fp8gpt_model_destroy(&created);
   else
@@ -440,6 +485,8 @@ void fp8gpt_model_destroy(fp8gpt_model **model) {
   (void)fp8core_free(destroyed->context, destroyed->gradient_memory);
   (void)fp8core_free(destroyed->context, destroyed->activation_memory);
   (void)fp8core_free(destroyed->context, destroyed->workspace);
+  (void)fp8core_free(destroyed->context, destroyed->wide_weight_gradient);
+  free(destroyed->staging);
   free(destroyed->blocks);
   free(destroyed->parameters);
   free(destroyed->scale_names);
@@ -500,13 +547,12 @@ fp8core_status fp8gpt_model_bind_weight(fp8gpt_model *model, int64_t index, cons
 fp8core_status fp8gpt_model_initial_weight(const fp8gpt_model *model, int64_t index, float *values) {
   FP8GPT_TRY(check_index(model, "fp8gpt_model_initial_weight", index, fp8gpt_model_parameters(model)));
   if (!values) return fp8gpt_invalid("values of fp8gpt_model_initial_weight() is NULL, expected memory");
-  initial_values(model, index, values);
-  return FP8CORE_OK;
+  return initial_values(model, index, values);
 }
 
-fp8core_status fp8gpt_model_memory(const fp8gpt_model *model, fp8gpt_memory *memory) {
-  if (!model) return fp8gpt_invalid("model of fp8gpt_model_memory() is NULL, expected a model");
-  if (!memory) return fp8gpt_invalid("memory of fp8gpt_model_memory() is NULL, expected where to put it");
+fp8core_status fp8gpt_memory_report(const fp8gpt_model *model, fp8gpt_memory *memory) {
+  if (!model) return fp8gpt_invalid("model of fp8gpt_memory_report() is NULL, expected a model");
+  if (!memory) return fp8gpt_invalid("memory of fp8gpt_memory_report() is NULL, expected where to put it");
   memset(memory, 0, sizeof(*memory));
   for (int64_t i = 0; i < model->parameter_count; i++) {
     const fp8gpt_parameter_record *record = &model->parameters[i];
@@ -516,11 +562,13 @@ fp8core_status fp8gpt_model_memory(const fp8gpt_model *model, fp8gpt_memory *mem
       memory->gradient_bytes += record->elements * (int64_t)fp8core_dtype_size(record->gradient.dtype);
   }
   memory->activation_bytes = model->activation_bytes;
-  memory->workspace_bytes = model->workspace_bytes + (int64_t)fp8core_context_workspace_bytes(model->context) +
-                            (int64_t)fp8core_scaling_memory_bytes(model->scaling) +
-                            (int64_t)fp8core_scaling_memory_bytes(model->evaluation_scaling) +
-                            (int64_t)fp8core_scaling_memory_bytes(model->weight_scaling) + model->weight_bytes +
-                            model->gradient_bytes - memory->weight_bytes - memory->gradient_bytes;
+  memory->workspace_bytes =
+    model->workspace_bytes + (model->wide_weight_gradient ? model->wide_weight_gradient_bytes : 0) +
+    (on_host(model) ? model->staging_bytes : 0) + (int64_t)fp8core_context_workspace_bytes(model->context) +
+    (int64_t)fp8core_scaling_memory_bytes(model->scaling) +
+    (int64_t)fp8core_scaling_memory_bytes(model->evaluation_scaling) +
+    (int64_t)fp8core_scaling_memory_bytes(model->weight_scaling) + model->weight_bytes + model->gradient_bytes -
+    memory->weight_bytes - memory->gradient_bytes;
   return FP8CORE_OK;
 }
 

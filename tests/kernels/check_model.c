@@ -1,11 +1,12 @@
-// Every tier of what a model computes beside its products (libfp8gpt/src/cpu/ops_tier.c) against FP64 references.
-// `check_model` checks; `check_model --bench` times each tier.
+// What a model computes beside its products (libfp8gpt/src/backend.h) against FP64 references: every tier of the CPU's
+// backend; with FP8_TEST_CUDA the CUDA backend, on a GPU or, with FP8_TEST_EMULATED, with its kernels on the host.
+// `check_model` checks; `check_model --bench` times.
 //
-// Bounds, with u = 2^-24. A sum of n terms in 16 lanes is off by at most (n / 16 + 32) u sum |terms|; a dot product of
-// d terms in any order by (d + 4) u sum |products|. The exponential is within 2^-21 of its value; a softmax whose
-// scores are off by e_j, of largest score m, has numerators off by a share of r_j = e_j + max e + u |s_j - m| + 2^-21.
-// Each check states how these combine. Stored BF16 values must lie between the roundings of the reference's bounds;
-// FP32 ones within them and one rounding.
+// Bounds, with u = 2^-24. A sum of n terms in 16 lanes or more is off by at most (n / 16 + 32) u sum |terms|; a dot
+// product of d terms in any order by (d + 4) u sum |products|. The exponential is within 2^-21 of its value; a softmax
+// whose scores are off by e_j, of largest score m, has numerators off by a share of r_j = e_j + max e + u |s_j - m| +
+// 2^-21. Each check states how these combine. Stored BF16 values must lie between the roundings of the reference's
+// bounds; FP32 ones within them and one rounding.
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,8 +14,13 @@
 #include <string.h>
 #include <time.h>
 
+#if defined(FP8_TEST_CUDA) && !defined(FP8_TEST_EMULATED)
+#  include <cuda_runtime_api.h>
+#endif
+
 #include "cpu/ops.h"
 #include "fp8core/fp8core.h"
+#include "internal.h"
 #include "numerics.h"
 
 #define UNIT 0x1p-24
@@ -22,11 +28,13 @@
 #define GUARD 64
 
 static int failures;
-// Messages of the tier in hand.
+// Messages of the backend in hand.
 static int messages;
 static int checks;
-static const char *tier_name;
-static const fp8gpt_ops *ops;
+// A tier's or "cuda".
+static const char *name;
+// Of a model's backend: what its functions use of one.
+static fp8gpt_model model;
 static uint64_t random_state;
 
 static uint64_t random_bits(void) {
@@ -47,20 +55,34 @@ static void fail(const char *format, ...) {
   va_list arguments;
   failures++;
   if (messages++ >= 20) return;
-  fprintf(stderr, "FAIL %s ", tier_name);
+  fprintf(stderr, "FAIL %s ", name);
   va_start(arguments, format);
   vfprintf(stderr, format, arguments);
   va_end(arguments);
   fprintf(stderr, "\n");
 }
 
+// Memory that both the host and the device in hand reach.
 static void *allocate(size_t bytes) {
-  void *memory = malloc(bytes ? bytes : 1);
+  void *memory = NULL;
+#if defined(FP8_TEST_CUDA) && !defined(FP8_TEST_EMULATED)
+  if (cudaMallocManaged(&memory, bytes ? bytes : 1, cudaMemAttachGlobal) != cudaSuccess) memory = NULL;
+#else
+  memory = malloc(bytes ? bytes : 1);
+#endif
   if (!memory) {
     fprintf(stderr, "cannot allocate %zu bytes\n", bytes);
     exit(1);
   }
   return memory;
+}
+
+static void deallocate(void *memory) {
+#if defined(FP8_TEST_CUDA) && !defined(FP8_TEST_EMULATED)
+  (void)cudaFree(memory);
+#else
+  free(memory);
+#endif
 }
 
 // An array of activations with guard bytes after it, which release() looks at.
@@ -85,8 +107,10 @@ static void release(array *freed, const char *what) {
       fail("%s: written beyond its %lld elements", what, (long long)freed->count);
       break;
     }
-  free(freed->data);
+  deallocate(freed->data);
 }
+
+static float *floats(const array *of) { return (float *)(void *)of->data; }
 
 static float get(const array *from, int64_t index) {
   uint32_t code = 0;
@@ -132,22 +156,59 @@ static void expect_known(const char *what, const array *from, int64_t index, dou
 
 static double sum_error(int64_t count) { return ((double)count / 16.0 + 32.0) * UNIT; }
 
-static const fp8gpt_dropout no_dropout = {0.0f, 0, 0, 0};
+static int drops(const fp8gpt_dropout *dropout, int64_t element) {
+  return dropout->probability > 0.0f && (double)fp8core_draw(dropout->seed, dropout->place, dropout->pass,
+                                                             (uint64_t)element) < (double)dropout->probability * 0x1p32;
+}
 
-// Loads and stores: every BF16 code, and the bits that are rounded away at their ties.
+static double kept_factor(const fp8gpt_dropout *dropout) { return 1.0 / (1.0 - (double)dropout->probability); }
 
+static int32_t *create_ids(int64_t count) { return allocate((size_t)count * sizeof(int32_t)); }
+
+// Runs a function of the backend, and waits for it.
+#define RUN(function, ...) finish(model.backend->function(&model, __VA_ARGS__), #function)
+
+static void finish(fp8core_status status, const char *function) {
+  if (status == FP8CORE_OK && model.context) status = fp8core_context_synchronize(model.context);
+  if (status == FP8CORE_OK) return;
+  fprintf(stderr, "%s: %s: %s\n", name, function, fp8core_last_error());
+  exit(1);
+}
+
+// A model's sizes, and the scratch that its backend asks for then.
+static array scratch_of(const fp8gpt_config *config, int64_t rows) {
+  model.config = *config;
+  model.rows = rows;
+  array scratch = create(FP8CORE_FP32, model.backend->scratch_bytes(&model) / (int64_t)sizeof(float));
+  model.scratch = scratch.data;
+  return scratch;
+}
+
+static array row_scratch(int64_t columns, int64_t rows) {
+  fp8gpt_config config;
+  memset(&config, 0, sizeof(config));
+  config.hidden = config.ffn_hidden = config.vocabulary = (int)columns;
+  config.heads = config.kv_heads = config.sequence = 1;
+  return scratch_of(&config, rows);
+}
+
+static const uint32_t rounded_away[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+#define TAILS (sizeof(rounded_away) / sizeof(*rounded_away))
+#define CODES 65536
+
+#if !defined(FP8_TEST_CUDA)
+// Loads and stores of the CPU's tiers: every BF16 code, and the bits that are rounded away at their ties.
 static void check_load_store(void) {
-  static const uint32_t low[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
   enum { BLOCK = 256 };
   checks++;
-  for (uint32_t high = 0; high < 1u << 16; high += BLOCK)
-    for (size_t tail = 0; tail < sizeof(low) / sizeof(*low); tail++) {
+  for (uint32_t high = 0; high < CODES; high += BLOCK)
+    for (size_t tail = 0; tail < TAILS; tail++) {
       float values[BLOCK];
       float back[BLOCK];
       uint16_t codes[BLOCK];
-      for (uint32_t i = 0; i < BLOCK; i++) values[i] = fp8core_bits_float((high + i) << 16 | low[tail]);
-      ops->store(FP8CORE_BF16, values, BLOCK, codes);
-      ops->load(FP8CORE_BF16, codes, BLOCK, back);
+      for (uint32_t i = 0; i < BLOCK; i++) values[i] = fp8core_bits_float((high + i) << 16 | rounded_away[tail]);
+      model.ops->store(FP8CORE_BF16, values, BLOCK, codes);
+      model.ops->load(FP8CORE_BF16, codes, BLOCK, back);
       for (uint32_t i = 0; i < BLOCK; i++) {
         const uint32_t right = fp8core_encode(FP8CORE_BF16, values[i], 0);
         const int same_value = isnan(values[i]) ? isnan(back[i]) : back[i] == fp8core_decode(FP8CORE_BF16, right);
@@ -156,35 +217,212 @@ static void check_load_store(void) {
       }
     }
 }
+#endif
 
-// Dropout is defined by its draws, so it is exact.
+// Embeddings, and through them every load and store, and dropout. All of it is exact: a sum is one chain of additions
+// in FP32, in the order of the rows.
 
-static void check_drop(void) {
-  enum { COUNT = 5000 };
-  static float values[COUNT];
-  static const float probabilities[] = {0.1f, 0.5f, 0.9f};
-  for (int trial = 0; trial < 3; trial++) {
-    const fp8gpt_dropout dropout = {probabilities[trial], UINT64_C(0x123456789abcdef), 7, 1u << 8 | 3u};
-    const float kept = 1.0f / (1.0f - dropout.probability);
-    int dropped = 0;
-    checks++;
-    for (int i = 0; i < COUNT; i++) values[i] = (float)(i + 1);
-    ops->drop(&dropout, 1003, COUNT, values);
-    for (int i = 0; i < COUNT; i++) {
-      const uint32_t draw = fp8core_draw(dropout.seed, dropout.place, dropout.pass, (uint64_t)(1003 + i));
-      const int drops = (double)draw < (double)dropout.probability * 0x1p32;
-      dropped += drops;
-      if (values[i] != (drops ? 0.0f : (float)(i + 1) * kept)) fail("dropout of element %d: %g", i, (double)values[i]);
-    }
-    const double share = (double)dropped / COUNT;
-    const double deviation = sqrt((double)dropout.probability * (1.0 - (double)dropout.probability) / COUNT);
-    if (fabs(share - (double)dropout.probability) > 4.0 * deviation)
-      fail("dropout %g drops %g of the elements", (double)dropout.probability, share);
+// Whether a stored value is the rounding of this one; NaNs may have any sign.
+static int stored_as(const array *from, int64_t index, float value) {
+  const float stored = get(from, index);
+  return isnan(value) ? isnan(stored) : stored == fp8core_decode(from->dtype, fp8core_encode(from->dtype, value, 0));
+}
+
+static float dropped(const fp8gpt_dropout *dropout, int64_t element, float value) {
+  if (dropout->probability == 0.0f) return value;
+  return drops(dropout, element) ? 0.0f : value * (1.0f / (1.0f - dropout->probability));
+}
+
+static void check_rounding(int64_t columns) {
+  const int64_t rows = CODES / columns;
+  array scratch = row_scratch(columns, rows);
+  array words = create(FP8CORE_BF16, CODES);
+  array out = create(FP8CORE_BF16, CODES);
+  array dout = create(FP8CORE_FP32, CODES);
+  int32_t *ids = create_ids(rows + 1);
+  fp8gpt_embedding job;
+  fp8gpt_embedding_backward backward;
+  memset(&job, 0, sizeof(job));
+  memset(&backward, 0, sizeof(backward));
+  checks++;
+  for (int64_t i = 0; i < CODES; i++) {
+    const uint16_t code = (uint16_t)i;
+    memcpy(words.data + 2 * i, &code, sizeof(code));
   }
-  // A NaN that is kept is one; probability 0 changes nothing.
-  const float before = values[17];
-  ops->drop(&no_dropout, 0, COUNT, values);
-  if (values[17] != before) fail("dropout of probability 0 changes values");
+  for (int64_t i = 0; i <= rows; i++) ids[i] = (int32_t)i;
+  job.dtype = FP8CORE_BF16;
+  job.rows = rows;
+  job.columns = columns;
+  job.length = rows;
+  job.tokens = ids;
+  job.words = words.data;
+  job.out = out.data;
+  RUN(embed, &job);
+  for (int64_t i = 0; i < CODES; i++)
+    if (!stored_as(&out, i, get(&words, i))) fail("embedding of %04x: %g", (unsigned)i, (double)get(&out, i));
+  backward.dtype = FP8CORE_FP32;
+  backward.rows = rows;
+  backward.columns = columns;
+  backward.length = rows;
+  backward.dout = dout.data;
+  backward.tokens = backward.order = backward.starts = ids;
+  backward.runs = rows;
+  backward.gradient_dtype = FP8CORE_BF16;
+  backward.dwords = out.data;
+  for (size_t tail = 0; tail < TAILS; tail++) {
+    for (int64_t i = 0; i < CODES; i++) put(&dout, i, fp8core_bits_float((uint32_t)i << 16 | rounded_away[tail]));
+    memset(out.data, 0, array_bytes(&out));
+    RUN(embed_backward, &backward);
+    for (int64_t i = 0; i < CODES; i++)
+      if (!stored_as(&out, i, get(&dout, i)))
+        fail("rounding of %08x: %g", fp8core_float_bits(get(&dout, i)), (double)get(&out, i));
+  }
+  deallocate(ids);
+  release(&words, "words");
+  release(&out, "out");
+  release(&dout, "dout");
+  release(&scratch, "scratch of embeddings");
+}
+
+typedef struct embedding_case {
+  fp8core_dtype dtype;
+  fp8core_dtype gradient;
+  int64_t sequences;
+  int64_t length;
+  int64_t position;
+  int64_t columns;
+  // Of the tokens that occur.
+  int32_t tokens;
+  int with_places;
+  float dropout;
+} embedding_case;
+
+static void check_embedding(const embedding_case *of) {
+  const int64_t rows = of->sequences * of->length;
+  const int64_t columns = of->columns;
+  const fp8gpt_dropout dropout = {of->dropout, UINT64_C(0x123456789abcdef), 7, 1u << 8 | 3u};
+  array scratch = row_scratch(columns, rows);
+  array words = filled(of->dtype, of->tokens * columns, 1.0);
+  array places = filled(of->dtype, (of->position + of->length) * columns, 1.0);
+  array out = create(of->dtype, rows * columns);
+  array dout = filled(of->dtype, rows * columns, 1.0);
+  array dwords = filled(of->gradient, of->tokens * columns, 1.0);
+  array dplaces = filled(of->gradient, of->length * columns, 1.0);
+  array dwords_before = create(of->gradient, dwords.count);
+  array dplaces_before = create(of->gradient, dplaces.count);
+  int32_t *tokens = create_ids(rows);
+  int32_t *order = create_ids(rows);
+  int32_t *starts = create_ids(rows + 1);
+  float *sums = allocate((size_t)columns * sizeof(float));
+  int64_t dropped_elements = 0;
+  int64_t runs = 0;
+  int64_t placed = 0;
+  fp8gpt_embedding job;
+  fp8gpt_embedding_backward backward;
+  memset(&job, 0, sizeof(job));
+  memset(&backward, 0, sizeof(backward));
+  checks++;
+  memcpy(dwords_before.data, dwords.data, array_bytes(&dwords));
+  memcpy(dplaces_before.data, dplaces.data, array_bytes(&dplaces));
+  // The first token is frequent.
+  for (int64_t row = 0; row < rows; row++)
+    tokens[row] = random_bits() % 2 ? 0 : (int32_t)(random_bits() % (uint64_t)of->tokens);
+  put(&words, tokens[rows - 1] * columns + columns - 1, NAN);
+  put(&dout, rows * columns / 2, NAN);
+  job.dtype = of->dtype;
+  job.rows = rows;
+  job.columns = columns;
+  job.length = of->length;
+  job.position = of->position;
+  job.tokens = tokens;
+  job.words = words.data;
+  job.places = of->with_places ? places.data : NULL;
+  job.dropout = dropout;
+  job.out = out.data;
+  RUN(embed, &job);
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t i = 0; i < columns; i++) {
+      float sum = get(&words, tokens[row] * columns + i);
+      if (of->with_places) sum += get(&places, (of->position + row % of->length) * columns + i);
+      dropped_elements += drops(&dropout, row * columns + i);
+      if (!stored_as(&out, row * columns + i, dropped(&dropout, row * columns + i, sum)))
+        fail("embedding (%s) of row %lld, column %lld: %.9g of %.9g", fp8core_dtype_name(of->dtype), (long long)row,
+             (long long)i, (double)get(&out, row * columns + i), (double)sum);
+    }
+  const double share = (double)dropped_elements / (double)(rows * columns);
+  const double deviation = sqrt((double)of->dropout * (1.0 - (double)of->dropout) / (double)(rows * columns)) + 1e-9;
+  if (fabs(share - (double)of->dropout) > 5.0 * deviation)
+    fail("dropout %g drops %g of the elements", (double)of->dropout, share);
+
+  for (int32_t token = 0; token < of->tokens; token++) {
+    starts[runs] = (int32_t)placed;
+    for (int64_t row = 0; row < rows; row++)
+      if (tokens[row] == token) order[placed++] = (int32_t)row;
+    runs += placed > starts[runs];
+  }
+  starts[runs] = (int32_t)placed;
+  backward.dtype = of->dtype;
+  backward.rows = rows;
+  backward.columns = columns;
+  backward.length = of->length;
+  backward.dropout = dropout;
+  backward.dout = dout.data;
+  backward.tokens = tokens;
+  backward.order = order;
+  backward.starts = starts;
+  backward.runs = runs;
+  backward.gradient_dtype = of->gradient;
+  backward.dwords = dwords.data;
+  backward.dplaces = of->with_places ? dplaces.data : NULL;
+  RUN(embed_backward, &backward);
+  for (int part = 0; part < 2; part++)
+    for (int64_t at = 0; at < (part ? of->length : of->tokens); at++) {
+      const array *gradient = part ? &dplaces : &dwords;
+      memset(sums, 0, (size_t)columns * sizeof(float));
+      for (int64_t row = 0; row < rows; row++) {
+        if (part ? row % of->length != at || !of->with_places : tokens[row] != at) continue;
+        for (int64_t i = 0; i < columns; i++)
+          sums[i] += dropped(&dropout, row * columns + i, get(&dout, row * columns + i));
+      }
+      for (int64_t i = 0; i < columns; i++) {
+        const float expected = get(part ? &dplaces_before : &dwords_before, at * columns + i) + sums[i];
+        if (!stored_as(gradient, at * columns + i, expected))
+          fail("gradient of %s %lld, column %lld: %.9g, expected %.9g", part ? "place" : "word", (long long)at,
+               (long long)i, (double)get(gradient, at * columns + i), (double)expected);
+      }
+    }
+  deallocate(tokens);
+  deallocate(order);
+  deallocate(starts);
+  deallocate(sums);
+  release(&words, "words");
+  release(&places, "places");
+  release(&out, "out");
+  release(&dout, "dout");
+  release(&dwords, "dwords");
+  release(&dplaces, "dplaces");
+  release(&dwords_before, "dwords_before");
+  release(&dplaces_before, "dplaces_before");
+  release(&scratch, "scratch of embeddings");
+}
+
+static void check_embeddings(void) {
+  static const int64_t columns[] = {1, 2, 3, 4, 6, 8, 16, 20, 33, 100, 768, 1000};
+  check_rounding(2048);
+  // One element at a time.
+  check_rounding(1);
+  for (size_t i = 0; i < sizeof(columns) / sizeof(*columns); i++)
+    for (int wide = 0; wide < 4; wide++) {
+      const fp8core_dtype dtype = wide % 2 ? FP8CORE_FP32 : FP8CORE_BF16;
+      const fp8core_dtype gradient = wide / 2 ? FP8CORE_FP32 : FP8CORE_BF16;
+      const embedding_case cases[] = {
+        {dtype, gradient, 1, 1, 0, columns[i], 1, 1, 0.0f},
+        {dtype, gradient, 3, 21, 2, columns[i], 9, 1, 0.0f},
+        {dtype, gradient, 2, 33, 0, columns[i], 40, 0, 0.1f},
+        {dtype, gradient, 25, 4, 1, columns[i], 3, 1, 0.3f},
+      };
+      for (size_t j = 0; j < sizeof(cases) / sizeof(*cases); j++) check_embedding(&cases[j]);
+    }
 }
 
 // Norms. With A the mean of |x|, c = x - mean, s = sqrt(var + eps): the mean is off by a = (n/16 + 32) u A, the
@@ -199,6 +437,7 @@ typedef struct norm_case {
   double offset;
   int with_delta;
   float dropout;
+  fp8core_dtype weights;
 } norm_case;
 
 static void check_norm(const norm_case *parameters) {
@@ -214,12 +453,16 @@ static void check_norm(const norm_case *parameters) {
   array dy = filled(dtype, count, 1.0);
   array dx = filled(dtype, count, 0.5);
   array ddelta = create(dtype, count);
-  array weight = filled(FP8CORE_FP32, columns, 1.0);
-  array bias = filled(FP8CORE_FP32, columns, 1.0);
+  array weight = filled(parameters->weights, columns, 1.0);
+  array bias = filled(parameters->weights, columns, 1.0);
   array mean = create(FP8CORE_FP32, rows);
   array inverse = create(FP8CORE_FP32, rows);
-  array partial = create(FP8CORE_FP32, 2 * columns);
-  array scratch = create(FP8CORE_FP32, fp8gpt_row_scratch(columns));
+  array weight_gradient = filled(FP8CORE_FP32, columns, 1.0);
+  array bias_gradient = filled(FP8CORE_FP32, columns, 1.0);
+  array weight_before = create(FP8CORE_FP32, columns);
+  array bias_before = create(FP8CORE_FP32, columns);
+  array scratch = row_scratch(columns, rows);
+  const int first = (int)(random_bits() % 2);
   fp8gpt_norm norm;
   memset(&norm, 0, sizeof(norm));
   checks++;
@@ -234,27 +477,31 @@ static void check_norm(const norm_case *parameters) {
   norm.dropout = (fp8gpt_dropout){parameters->dropout, 99, 3, 5};
   norm.sum = sum.data;
   norm.y = y.data;
-  norm.weight = (const float *)(const void *)weight.data;
-  norm.bias = layer_norm ? (const float *)(const void *)bias.data : NULL;
-  norm.mean = (float *)(void *)mean.data;
-  norm.inverse_deviation = (float *)(void *)inverse.data;
-  // In two parts, as threads do.
-  ops->norm(&norm, 0, rows / 2, (float *)(void *)scratch.data);
-  ops->norm(&norm, rows / 2, rows, (float *)(void *)scratch.data);
+  norm.weight_dtype = parameters->weights;
+  norm.weight = weight.data;
+  norm.bias = layer_norm ? bias.data : NULL;
+  norm.mean = floats(&mean);
+  norm.inverse_deviation = floats(&inverse);
+  RUN(norm, &norm);
 
   fp8gpt_norm_backward backward;
   memset(&backward, 0, sizeof(backward));
   backward.forward = norm;
+  backward.forward.x = parameters->with_delta ? sum.data : x.data;
+  backward.forward.delta = NULL;
+  backward.forward.sum = NULL;
+  backward.forward.y = NULL;
   backward.dy = dy.data;
   backward.dx = dx.data;
   backward.ddelta = parameters->dropout > 0.0f ? ddelta.data : NULL;
-  backward.dweight = NULL;
-  backward.dbias = NULL;
+  backward.dweight = floats(&weight_gradient);
+  backward.dbias = layer_norm ? floats(&bias_gradient) : NULL;
+  backward.first = first;
   array dx_before = create(dtype, count);
   memcpy(dx_before.data, dx.data, array_bytes(&dx));
-  memset(partial.data, 0, array_bytes(&partial));
-  ops->norm_backward(&backward, 0, rows / 2, (float *)(void *)partial.data, (float *)(void *)scratch.data);
-  ops->norm_backward(&backward, rows / 2, rows, (float *)(void *)partial.data, (float *)(void *)scratch.data);
+  memcpy(weight_before.data, weight_gradient.data, array_bytes(&weight_gradient));
+  memcpy(bias_before.data, bias_gradient.data, array_bytes(&bias_gradient));
+  RUN(norm_backward, &backward);
 
   double *dweight = calloc((size_t)(4 * columns), sizeof(double));
   if (!dweight) exit(1);
@@ -268,10 +515,7 @@ static void check_norm(const norm_case *parameters) {
     const array *input = parameters->with_delta ? &sum : &x;
     for (int64_t i = row * columns; i < (row + 1) * columns; i++) {
       if (parameters->with_delta) {
-        const int drops = parameters->dropout > 0.0f &&
-                          (double)fp8core_draw(99, 3, 5, (uint64_t)i) < (double)parameters->dropout * 0x1p32;
-        const double kept = 1.0 / (1.0 - (double)parameters->dropout);
-        const double added = drops ? 0.0 : (double)get(&delta, i) * kept;
+        const double added = drops(&norm.dropout, i) ? 0.0 : (double)get(&delta, i) * kept_factor(&norm.dropout);
         expect("norm's sum", &sum, i, (double)get(&x, i) + added,
                4.0 * UNIT * (fabs((double)get(&x, i)) + fabs(added)));
       }
@@ -324,15 +568,21 @@ static void check_norm(const norm_case *parameters) {
                            4.0 * UNIT * (fabs(value) + fabs(before));
       expect("gradient of a norm's input", &dx, at, before + value, error);
       if (!backward.ddelta) continue;
-      const int drops = (double)fp8core_draw(99, 3, 5, (uint64_t)at) < (double)parameters->dropout * 0x1p32;
-      const double kept = 1.0 / (1.0 - (double)parameters->dropout);
-      expect("gradient of a norm's branch", &ddelta, at, drops ? 0.0 : (before + value) * kept,
-             drops ? 0.0 : (error + 4.0 * UNIT * fabs(before + value)) * kept);
+      const double kept = drops(&norm.dropout, at) ? 0.0 : kept_factor(&norm.dropout);
+      expect("gradient of a norm's branch", &ddelta, at, (before + value) * kept,
+             (error + 4.0 * UNIT * fabs(before + value)) * kept);
     }
   }
   for (int64_t i = 0; i < columns; i++) {
-    expect("gradient of a norm's weight", &partial, i, dweight[i], ((double)rows + 6.0) * UNIT * dweight_magnitude[i]);
-    expect("gradient of a norm's bias", &partial, columns + i, dbias[i], (double)rows * UNIT * dbias_magnitude[i]);
+    const double weight_added = first ? 0.0 : (double)get(&weight_before, i);
+    const double bias_added = first ? 0.0 : (double)get(&bias_before, i);
+    expect("gradient of a norm's weight", &weight_gradient, i, weight_added + dweight[i],
+           ((double)rows + 6.0) * UNIT * dweight_magnitude[i]);
+    if (layer_norm)
+      expect("gradient of a norm's bias", &bias_gradient, i, bias_added + dbias[i],
+             (double)rows * UNIT * dbias_magnitude[i]);
+    else if (get(&bias_gradient, i) != get(&bias_before, i))
+      fail("gradient of a bias that there is not");
   }
   free(dweight);
   release(&x, "x");
@@ -347,7 +597,10 @@ static void check_norm(const norm_case *parameters) {
   release(&bias, "bias");
   release(&mean, "mean");
   release(&inverse, "inverse");
-  release(&partial, "partial");
+  release(&weight_gradient, "gradient of a norm's weight");
+  release(&bias_gradient, "gradient of a norm's bias");
+  release(&weight_before, "weight_before");
+  release(&bias_before, "bias_before");
   release(&scratch, "scratch of a norm");
 }
 
@@ -358,7 +611,7 @@ static void check_norm_nonfinite(fp8gpt_normalization type, fp8core_dtype dtype,
   array y = create(dtype, 3 * columns);
   array ones = create(FP8CORE_FP32, columns);
   array numbers = create(FP8CORE_FP32, 6);
-  array scratch = create(FP8CORE_FP32, fp8gpt_row_scratch(columns));
+  array scratch = row_scratch(columns, 3);
   fp8gpt_norm norm;
   memset(&norm, 0, sizeof(norm));
   checks++;
@@ -371,10 +624,11 @@ static void check_norm_nonfinite(fp8gpt_normalization type, fp8core_dtype dtype,
   norm.eps = 1e-5f;
   norm.x = x.data;
   norm.y = y.data;
-  norm.weight = (const float *)(const void *)ones.data;
-  norm.mean = (float *)(void *)numbers.data;
+  norm.weight_dtype = FP8CORE_FP32;
+  norm.weight = ones.data;
+  norm.mean = floats(&numbers);
   norm.inverse_deviation = norm.mean + 3;
-  ops->norm(&norm, 0, 3, (float *)(void *)scratch.data);
+  RUN(norm, &norm);
   for (int64_t i = 0; i < 3 * columns; i++) {
     const int here = i / columns == 1;
     // RMSNorm divides finite values by infinity.
@@ -390,24 +644,36 @@ static void check_norm_nonfinite(fp8gpt_normalization type, fp8core_dtype dtype,
 }
 
 static void check_norms(void) {
-  static const int64_t columns[] = {1, 2, 7, 15, 16, 17, 24, 31, 33, 64, 80, 257, 768, 1031};
+  static const int64_t columns[] = {1, 2, 3, 7, 15, 16, 17, 24, 31, 33, 64, 80, 100, 257, 768, 1000, 1031, 1096};
   for (int type = 0; type < 2; type++)
     for (int wide = 0; wide < 2; wide++) {
+      const fp8gpt_normalization normalization = (fp8gpt_normalization)type;
       const fp8core_dtype dtype = wide ? FP8CORE_FP32 : FP8CORE_BF16;
       for (size_t i = 0; i < sizeof(columns) / sizeof(*columns); i++) {
         const norm_case cases[] = {
-          {(fp8gpt_normalization)type, dtype, 5, columns[i], 1.0, 0.0, 0, 0.0f},
-          {(fp8gpt_normalization)type, dtype, 3, columns[i], 1.0, 30.0, 1, 0.0f},
-          {(fp8gpt_normalization)type, dtype, 70, columns[i], 1e-3, 0.0, 1, 0.25f},
-          {(fp8gpt_normalization)type, dtype, 1, columns[i], 1e6, 0.0, 1, 0.5f},
-          {(fp8gpt_normalization)type, dtype, 2, columns[i], 0.0, 0.0, 0, 0.0f},
+          {normalization, dtype, 5, columns[i], 1.0, 0.0, 0, 0.0f, FP8CORE_FP32},
+          {normalization, dtype, 3, columns[i], 1.0, 30.0, 1, 0.0f, FP8CORE_BF16},
+          {normalization, dtype, 70, columns[i], 1e-3, 0.0, 1, 0.25f, FP8CORE_FP32},
+          {normalization, dtype, 1, columns[i], 1e6, 0.0, 1, 0.5f, FP8CORE_BF16},
+          {normalization, dtype, 2, columns[i], 0.0, 0.0, 0, 0.0f, FP8CORE_FP32},
         };
         for (size_t j = 0; j < sizeof(cases) / sizeof(*cases); j++) check_norm(&cases[j]);
       }
+      // Rows enough for several of each block of a GPU, and rows beyond what its threads keep in registers.
+      const norm_case large[] = {
+        {normalization, dtype, 300, 100, 1.0, 0.0, 1, 0.3f, FP8CORE_FP32},
+        {normalization, dtype, 2100, 40, 1.0, 0.0, 0, 0.0f, FP8CORE_FP32},
+        {normalization, dtype, 300, 3072, 1.0, 0.0, 0, 0.0f, FP8CORE_BF16},
+        {normalization, dtype, 130, 3073, 1.0, 0.0, 1, 0.1f, FP8CORE_FP32},
+        {normalization, dtype, 130, 24600, 1.0, 0.0, 1, 0.1f, FP8CORE_FP32},
+      };
+      for (size_t i = 0; i < sizeof(large) / sizeof(*large); i++) check_norm(&large[i]);
       for (int64_t place = 0; place < 37; place++) {
-        check_norm_nonfinite((fp8gpt_normalization)type, dtype, NAN, 37, place);
-        check_norm_nonfinite((fp8gpt_normalization)type, dtype, INFINITY, 37, place);
+        check_norm_nonfinite(normalization, dtype, NAN, 37, place);
+        check_norm_nonfinite(normalization, dtype, INFINITY, 37, place);
       }
+      check_norm_nonfinite(normalization, dtype, NAN, 64, 41);
+      check_norm_nonfinite(normalization, dtype, NAN, 24600, 24599);
     }
 }
 
@@ -436,6 +702,16 @@ typedef struct attention_memory {
 
 static int64_t qkv_stride(const attention_case *of) { return (int64_t)(of->heads + 2 * of->kv_heads) * of->head_dim; }
 
+static array attention_scratch(const attention_case *of) {
+  fp8gpt_config config;
+  memset(&config, 0, sizeof(config));
+  config.heads = of->heads;
+  config.kv_heads = of->kv_heads;
+  config.hidden = of->heads * of->head_dim;
+  config.sequence = (int)of->length;
+  return scratch_of(&config, of->sequences * of->length);
+}
+
 static attention_memory create_attention(const attention_case *parameters) {
   attention_memory created;
   const int64_t rows = parameters->sequences * parameters->length;
@@ -448,8 +724,7 @@ static attention_memory create_attention(const attention_case *parameters) {
   created.log_sums = create(FP8CORE_FP32, rows * parameters->heads);
   created.dout = filled(parameters->dtype, rows * parameters->heads * parameters->head_dim, 1.0);
   created.dqkv = create(parameters->dtype, rows * stride);
-  created.scratch = create(FP8CORE_FP32, fp8gpt_attention_scratch(parameters->length, parameters->head_dim,
-                                                                  parameters->heads / parameters->kv_heads));
+  created.scratch = attention_scratch(parameters);
   fp8gpt_attention *attention = &created.attention;
   memset(attention, 0, sizeof(*attention));
   attention->dtype = parameters->dtype;
@@ -460,22 +735,20 @@ static attention_memory create_attention(const attention_case *parameters) {
   attention->head_dim = parameters->head_dim;
   attention->qkv = created.qkv.data;
   attention->out = created.out.data;
-  attention->log_sums = (float *)(void *)created.log_sums.data;
+  attention->log_sums = floats(&created.log_sums);
   attention->dout = created.dout.data;
   attention->dqkv = created.dqkv.data;
   return created;
 }
 
-static void run_forward(attention_memory *memory) {
-  for (int64_t sequence = 0; sequence < memory->attention.sequences; sequence++)
-    for (int head = 0; head < memory->attention.heads; head++)
-      ops->attention(&memory->attention, sequence, head, (float *)(void *)memory->scratch.data);
+static void run_forward(const attention_memory *memory) {
+  model.scratch = memory->scratch.data;
+  RUN(attention, &memory->attention);
 }
 
-static void run_backward(attention_memory *memory) {
-  for (int64_t sequence = 0; sequence < memory->attention.sequences; sequence++)
-    for (int head = 0; head < memory->attention.kv_heads; head++)
-      ops->attention_backward(&memory->attention, sequence, head, (float *)(void *)memory->scratch.data);
+static void run_backward(const attention_memory *memory) {
+  model.scratch = memory->scratch.data;
+  RUN(attention_backward, &memory->attention);
 }
 
 static void release_attention(attention_memory *memory) {
@@ -524,7 +797,18 @@ static void row_scores(const attention_case *of, const array *qkv, int64_t first
   }
 }
 
-// The output is off by sum p_j |v_j| (expm1(r_j) + D + (T + 16) u), with D = sum p_j expm1(r_j) of the denominator.
+// Of probabilities and of the scores' gradients, as the left side of a product: tensor cores take them in BF16.
+static double operand_error(fp8core_dtype dtype) {
+#if defined(FP8_TEST_CUDA)
+  return dtype == FP8CORE_BF16 ? 0x1p-8 : 0.0;
+#else
+  (void)dtype;
+  return 0.0;
+#endif
+}
+
+// The output is off by sum p_j |v_j| (expm1(r_j) + D + (T + 16) u), with D = sum p_j expm1(r_j) of the denominator; and
+// by sum p_j |v_j| times the error of an operand.
 static void expect_attention(const attention_case *of, const array *qkv, int64_t first, int64_t query, int head,
                              scores *space, const array *out, int64_t out_row, const array *log_sums,
                              const char *what) {
@@ -555,7 +839,7 @@ static void expect_attention(const attention_case *of, const array *qkv, int64_t
     for (int64_t key = 0; key <= query; key++) {
       const double term = space->score[key] / sum * (double)get(qkv, qkv_at(of, first + key, 2, kv_head, i));
       value += term;
-      error += fabs(term) * (space->error[key] + share * 1.1 + rounding);
+      error += fabs(term) * (space->error[key] + share * 1.1 + rounding + operand_error(of->dtype) * 1.01);
     }
     // Where scores are not known to a unit, any mixture of values is right.
     expect_known(what, out, (out_row * of->heads + head) * of->head_dim + i, value, error, !(share <= 0.5));
@@ -607,7 +891,7 @@ static void expect_gradients(const attention_case *of, const attention_memory *m
         const double ds = p * (dp - delta);
         const double ds_error = p * (r * (fabs(dp) + fabs(delta)) * 1.01 + dp_error + delta_error) +
                                 4.0 * UNIT * fabs(ds) + p * UNIT * (fabs(dp) + fabs(delta));
-        const double rounding = ((double)(length * shared) + 8.0) * UNIT;
+        const double rounding = ((double)(length * shared) + 8.0) * UNIT + operand_error(of->dtype) * 1.01;
         for (int i = 0; i < d; i++) {
           const double q = (double)get(&memory->qkv, qkv_at(of, first + query, 0, head, i)) * factor;
           const double k = (double)get(&memory->qkv, qkv_at(of, first + key, 1, kv_head, i)) * factor;
@@ -642,26 +926,26 @@ static void expect_cached(const attention_case *of, const attention_memory *memo
   const int64_t cached = 2 * (int64_t)of->kv_heads * of->head_dim;
   array cache = create(of->dtype, of->length * cached);
   array out = create(of->dtype, of->length * of->heads * of->head_dim);
-  array scratch = create(FP8CORE_FP32, 3 * of->head_dim + of->length);
-  for (int64_t row = 0; row < of->length; row++)
-    for (int64_t i = 0; i < cached; i++)
-      put(&cache, row * cached + i, get(&memory->qkv, (first + row) * stride + (int64_t)of->heads * of->head_dim + i));
   for (int64_t position = 0; position < of->length; position += piece) {
     const size_t size = fp8core_dtype_size(of->dtype);
-    fp8gpt_attention attention = memory->attention;
-    attention.sequences = 1;
-    attention.length = of->length - position < piece ? of->length - position : piece;
-    attention.qkv = memory->qkv.data + (size_t)((first + position) * stride) * size;
-    attention.out = out.data + (size_t)(position * of->heads * of->head_dim) * size;
-    for (int head = 0; head < of->heads; head++)
-      ops->attention_cached(&attention, cache.data, position, head, (float *)(void *)scratch.data);
+    fp8gpt_attention_cached job = {memory->attention, cache.data, position};
+    job.attention.sequences = 1;
+    job.attention.length = of->length - position < piece ? of->length - position : piece;
+    job.attention.qkv = memory->qkv.data + (size_t)((first + position) * stride) * size;
+    job.attention.out = out.data + (size_t)(position * of->heads * of->head_dim) * size;
+    job.attention.log_sums = NULL;
+    RUN(attention_cached, &job);
   }
+  for (int64_t row = 0; row < of->length; row++)
+    for (int64_t i = 0; i < cached; i++)
+      if (get(&cache, row * cached + i) !=
+          get(&memory->qkv, (first + row) * stride + (int64_t)of->heads * of->head_dim + i))
+        fail("row %lld of a cache is not that of its keys and values", (long long)row);
   for (int64_t query = 0; query < of->length; query++)
     for (int head = 0; head < of->heads; head++)
       expect_attention(of, &memory->qkv, first, query, head, space, &out, query, NULL, "attention with a cache");
   release(&cache, "cache");
   release(&out, "cached attention's output");
-  release(&scratch, "scratch of cached attention");
 }
 
 static void check_attention(const attention_case *parameters) {
@@ -702,18 +986,12 @@ static void check_attention_nan(fp8core_dtype dtype, int part, int64_t row, int6
   checks++;
   if (cached) {
     // The first sequence only.
-    const int64_t stride = qkv_stride(&parameters);
-    const int64_t columns = 2 * (int64_t)parameters.kv_heads * parameters.head_dim;
-    array cache = create(dtype, length * columns);
-    array scratch = create(FP8CORE_FP32, 3 * parameters.head_dim + length);
-    for (int64_t i = 0; i < length * columns; i++)
-      put(&cache, i,
-          get(&clean.qkv, i / columns * stride + (int64_t)parameters.heads * parameters.head_dim + i % columns));
-    clean.attention.sequences = 1;
-    for (int head = 0; head < parameters.heads; head++)
-      ops->attention_cached(&clean.attention, cache.data, 0, head, (float *)(void *)scratch.data);
+    array cache = create(dtype, length * 2 * (int64_t)parameters.kv_heads * parameters.head_dim);
+    fp8gpt_attention_cached job = {clean.attention, cache.data, 0};
+    job.attention.sequences = 1;
+    job.attention.log_sums = NULL;
+    RUN(attention_cached, &job);
     release(&cache, "cache");
-    release(&scratch, "scratch of cached attention");
   } else {
     run_forward(&clean);
     run_backward(&clean);
@@ -809,7 +1087,7 @@ static void check_rotate(fp8core_dtype dtype, int head_dim, int64_t length) {
   array data = filled(dtype, rows * stride, 2.0);
   array before = create(dtype, rows * stride);
   array angles = create(FP8CORE_FP32, length * head_dim);
-  array scratch = create(FP8CORE_FP32, 2 * head_dim);
+  array scratch = row_scratch((int64_t)heads * head_dim, rows);
   checks++;
   memcpy(before.data, data.data, array_bytes(&data));
   for (int64_t position = 0; position < length; position++)
@@ -818,13 +1096,11 @@ static void check_rotate(fp8core_dtype dtype, int head_dim, int64_t length) {
       put(&angles, position * head_dim + i, (float)cos(angle));
       put(&angles, position * head_dim + head_dim / 2 + i, (float)sin(angle));
     }
-  const float *table = (const float *)(const void *)angles.data;
+  const float *table = floats(&angles);
   for (int sign = 1; sign >= -1; sign -= 2) {
     memcpy(data.data, before.data, array_bytes(&data));
-    ops->rotate(dtype, data.data, stride, 0, rows / 2, length, heads, head_dim, table, (float)sign,
-                (float *)(void *)scratch.data);
-    ops->rotate(dtype, data.data, stride, rows / 2, rows, length, heads, head_dim, table, (float)sign,
-                (float *)(void *)scratch.data);
+    const fp8gpt_rotation job = {dtype, rows, stride, length, heads, head_dim, data.data, table, (float)sign};
+    RUN(rotate, &job);
     for (int64_t row = 0; row < rows; row++)
       for (int64_t i = 0; i < stride; i++) {
         const int64_t at = row * stride + i;
@@ -862,14 +1138,13 @@ static void check_swiglu(fp8core_dtype dtype, int64_t width, double magnitude) {
   array dout = filled(dtype, rows * width, 1.0);
   array out = create(dtype, rows * width);
   array gradient = create(dtype, rows * 2 * width);
-  array scratch = create(FP8CORE_FP32, fp8gpt_row_scratch(width));
+  array scratch = row_scratch(width, rows);
+  fp8gpt_swiglu job = {dtype, rows, width, gate_up.data, out.data, dout.data, gradient.data};
   checks++;
   for (size_t i = 0; i < sizeof(special) / sizeof(*special) && (int64_t)i < width; i++)
     put(&gate_up, 2 * width + (int64_t)i, special[i]);
-  ops->swiglu(dtype, gate_up.data, 0, 1, width, out.data, (float *)(void *)scratch.data);
-  ops->swiglu(dtype, gate_up.data, 1, rows, width, out.data, (float *)(void *)scratch.data);
-  ops->swiglu_backward(dtype, gate_up.data, dout.data, 0, 2, width, gradient.data, (float *)(void *)scratch.data);
-  ops->swiglu_backward(dtype, gate_up.data, dout.data, 2, rows, width, gradient.data, (float *)(void *)scratch.data);
+  RUN(swiglu, &job);
+  RUN(swiglu_backward, &job);
   for (int64_t i = 0; i < rows * width; i++) {
     const int64_t at = i / width * 2 * width + i % width;
     const double x = (double)get(&gate_up, at);
@@ -882,12 +1157,13 @@ static void check_swiglu(fp8core_dtype dtype, int64_t width, double magnitude) {
            fabs(g * up) * (0x1p-20 * (s + fabs(slope)) + (fabs(x) < 100.0 ? 0x1p-22 * fabs(x) * s : 0.0) + 0x1p-108));
     expect("gradient of up", &gradient, at + width, g * x * s, 0x1p-20 * fabs(g * x * s) + 0x1p-108 * fabs(g));
   }
+  job.rows = 1;
   for (int64_t i = 0; i < width; i++)
     for (int part = 0; part < 2; part++) {
       const float kept = get(&gate_up, i + part * width);
       put(&gate_up, i + part * width, NAN);
-      ops->swiglu(dtype, gate_up.data, 0, 1, width, out.data, (float *)(void *)scratch.data);
-      ops->swiglu_backward(dtype, gate_up.data, dout.data, 0, 1, width, gradient.data, (float *)(void *)scratch.data);
+      RUN(swiglu, &job);
+      RUN(swiglu_backward, &job);
       for (int64_t j = 0; j < width; j++)
         if (isnan(get(&out, j)) != (j == i) || isnan(get(&gradient, j)) != (j == i))
           fail("swiglu with a NaN at %lld: [%lld] is %g", (long long)i, (long long)j, (double)get(&out, j));
@@ -910,8 +1186,8 @@ static void check_cross_entropy(fp8core_dtype dtype, int64_t vocabulary, double 
   array logits = filled(FP8CORE_FP32, rows * vocabulary, magnitude);
   array losses = create(FP8CORE_FP32, rows);
   array gradient = create(dtype, rows * vocabulary);
-  array scratch = create(FP8CORE_FP32, fp8gpt_row_scratch(vocabulary));
-  int32_t targets[5];
+  array scratch = row_scratch(vocabulary, rows);
+  int32_t *targets = create_ids(rows);
   fp8gpt_cross_entropy loss;
   memset(&loss, 0, sizeof(loss));
   checks++;
@@ -921,14 +1197,13 @@ static void check_cross_entropy(fp8core_dtype dtype, int64_t vocabulary, double 
   targets[2] = -1;
   loss.rows = rows;
   loss.vocabulary = vocabulary;
-  loss.logits = (const float *)(const void *)logits.data;
+  loss.logits = floats(&logits);
   loss.targets = targets;
   loss.scale = 0.25f;
-  loss.losses = (float *)(void *)losses.data;
+  loss.losses = floats(&losses);
   loss.dtype = dtype;
   loss.dlogits = gradient.data;
-  ops->cross_entropy(&loss, 0, 2, (float *)(void *)scratch.data);
-  ops->cross_entropy(&loss, 2, rows, (float *)(void *)scratch.data);
+  RUN(cross_entropy, &loss);
   for (int64_t row = 0; row < rows; row++) {
     double largest = -INFINITY;
     double sum = 0.0;
@@ -955,12 +1230,22 @@ static void check_cross_entropy(fp8core_dtype dtype, int64_t vocabulary, double 
       expect("gradient of logits", &gradient, row * vocabulary + i, 0.25 * (p - here), 0.25 * (error + here * UNIT));
     }
   }
+  // Losses alone are the same.
+  array losses_alone = create(FP8CORE_FP32, rows);
+  fp8gpt_cross_entropy alone = loss;
+  alone.losses = floats(&losses_alone);
+  alone.dlogits = NULL;
+  RUN(cross_entropy, &alone);
+  if (memcmp(losses_alone.data, losses.data, array_bytes(&losses)) != 0)
+    fail("losses of %lld logits change without the gradient", (long long)vocabulary);
+  release(&losses_alone, "losses alone");
   // A NaN or an infinity anywhere.
   for (int64_t i = 0; i<vocabulary; i += vocabulary> 100 ? 61 : 1)
     for (int infinite = 0; infinite < 2; infinite++) {
       const float kept = get(&logits, i);
       put(&logits, i, infinite ? INFINITY : NAN);
-      ops->cross_entropy(&loss, 0, 2, (float *)(void *)scratch.data);
+      loss.rows = 2;
+      RUN(cross_entropy, &loss);
       if (isfinite(get(&losses, 0)) || isnan(get(&losses, 1)))
         fail("loss of %lld logits with %g at %lld: %g", (long long)vocabulary,
              infinite ? (double)INFINITY : (double)NAN, (long long)i, (double)get(&losses, 0));
@@ -968,11 +1253,13 @@ static void check_cross_entropy(fp8core_dtype dtype, int64_t vocabulary, double 
         if (!isnan(get(&gradient, j))) fail("gradient of logits with a NaN: %g", (double)get(&gradient, j));
       // One that can't be.
       put(&logits, i, -INFINITY);
-      ops->cross_entropy(&loss, 0, 1, (float *)(void *)scratch.data);
+      loss.rows = 1;
+      RUN(cross_entropy, &loss);
       if (vocabulary > 1 && i != targets[0] && (!isfinite(get(&losses, 0)) || get(&gradient, i) != 0.0f))
         fail("loss of %lld logits with -inf at %lld: %g", (long long)vocabulary, (long long)i, (double)get(&losses, 0));
       put(&logits, i, kept);
     }
+  deallocate(targets);
   release(&logits, "logits");
   release(&losses, "losses");
   release(&gradient, "gradient of logits");
@@ -980,7 +1267,7 @@ static void check_cross_entropy(fp8core_dtype dtype, int64_t vocabulary, double 
 }
 
 static void check_cross_entropies(void) {
-  static const int64_t vocabularies[] = {2, 3, 15, 16, 17, 31, 32, 33, 48, 257, 1000, 50257};
+  static const int64_t vocabularies[] = {2, 3, 15, 16, 17, 31, 32, 33, 48, 257, 1000, 16400, 50257};
   for (size_t i = 0; i < sizeof(vocabularies) / sizeof(*vocabularies); i++)
     for (int wide = 0; wide < 2; wide++) {
       const fp8core_dtype dtype = wide ? FP8CORE_FP32 : FP8CORE_BF16;
@@ -993,19 +1280,21 @@ static void check_cross_entropies(void) {
     }
 }
 
-// Column sums: one chain of additions.
+// Column sums and sums of vectors: additions in any order.
 
-static void check_column_sums(fp8core_dtype dtype, int64_t rows, int64_t columns) {
+static void check_column_sums(fp8core_dtype dtype, int64_t rows, int64_t columns, int first) {
   array data = filled(dtype, rows * columns, 1.0);
-  array sums = create(FP8CORE_FP32, columns);
+  array sums = filled(FP8CORE_FP32, columns, 1.0);
+  array before = create(FP8CORE_FP32, columns);
+  array scratch = row_scratch(columns, rows);
+  const fp8gpt_column_sums job = {dtype, rows, columns, data.data, floats(&sums), first};
   checks++;
-  for (int64_t first = 0; first < columns; first += FP8GPT_COLUMN_GROUP)
-    ops->column_sums(dtype, data.data, rows, columns, first,
-                     first + FP8GPT_COLUMN_GROUP < columns ? first + FP8GPT_COLUMN_GROUP : columns,
-                     (float *)(void *)sums.data);
+  memcpy(before.data, sums.data, array_bytes(&sums));
+  put(&data, rows / 2 * columns + columns / 2, NAN);
+  RUN(column_sums, &job);
   for (int64_t column = 0; column < columns; column++) {
-    double sum = 0.0;
-    double magnitude = 0.0;
+    double sum = first ? 0.0 : (double)get(&before, column);
+    double magnitude = fabs(sum);
     for (int64_t row = 0; row < rows; row++) {
       sum += (double)get(&data, row * columns + column);
       magnitude += fabs((double)get(&data, row * columns + column));
@@ -1014,6 +1303,26 @@ static void check_column_sums(fp8core_dtype dtype, int64_t rows, int64_t columns
   }
   release(&data, "data");
   release(&sums, "sums");
+  release(&before, "before");
+  release(&scratch, "scratch of column sums");
+}
+
+static void check_add(int64_t count) {
+  array values = filled(FP8CORE_FP32, count, 1.0);
+  array gradient = filled(FP8CORE_FP32, count, 1.0);
+  array before = create(FP8CORE_FP32, count);
+  checks++;
+  memcpy(before.data, gradient.data, array_bytes(&gradient));
+  put(&values, count / 2, NAN);
+  for (int first = 0; first < 2; first++) {
+    RUN(add, floats(&values), count, floats(&gradient), first);
+    for (int64_t i = 0; i < count; i++)
+      if (!stored_as(&gradient, i, first ? get(&values, i) : get(&before, i) + get(&values, i)))
+        fail("add of %lld: [%lld] is %g", (long long)count, (long long)i, (double)get(&gradient, i));
+  }
+  release(&values, "values");
+  release(&gradient, "gradient");
+  release(&before, "before");
 }
 
 static void check_rows(void) {
@@ -1023,13 +1332,17 @@ static void check_rows(void) {
     for (size_t i = 0; i < sizeof(widths) / sizeof(*widths); i++) {
       check_swiglu(dtype, widths[i], 2.0);
       check_swiglu(dtype, widths[i], 20.0);
-      check_column_sums(dtype, 1 + (int64_t)(random_bits() % 200), widths[i]);
+      check_column_sums(dtype, 1 + (int64_t)(random_bits() % 200), widths[i], (int)(i % 2));
     }
-    check_column_sums(dtype, 1000, 600);
+    check_column_sums(dtype, 1000, 600, 0);
+    check_column_sums(dtype, 300, 1, 1);
+    check_column_sums(dtype, 64, 4000, 0);
+    check_swiglu(dtype, 5000, 2.0);
     for (int head_dim = 2; head_dim <= 256; head_dim += head_dim < 40 ? 2 : 72) check_rotate(dtype, head_dim, 7);
     check_rotate(dtype, 64, 130);
     check_rotate(dtype, 6, 1);
   }
+  for (int64_t count = 1; count < 10000; count = 3 * count + 1) check_add(count);
 }
 
 // Times.
@@ -1053,103 +1366,180 @@ static double seconds(void) {
     }                                                                                                                  \
   } while (0)
 
-static void bench(fp8core_dtype dtype) {
+// Values of which the same million repeats: making random ones takes longer than what is timed.
+static array repeated(fp8core_dtype dtype, int64_t count) {
+  const int64_t piece = (int64_t)1 << 20;
+  array created = create(dtype, count);
+  for (int64_t i = 0; i < count && i < piece; i++) put(&created, i, random_value(1.0));
+  const size_t size = fp8core_dtype_size(dtype);
+  for (int64_t i = piece; i < count; i += piece)
+    memcpy(created.data + (size_t)i * size, created.data, (size_t)(count - i < piece ? count - i : piece) * size);
+  return created;
+}
+
+// What is timed: for one core of a CPU, or for a whole GPU.
+#if defined(FP8_TEST_CUDA)
+enum { ROWS = 8192, COLUMNS = 4096, LOGIT_ROWS = 2048, SEQUENCES = 4, HEADS = 32, LONGEST = 8192 };
+#else
+enum { ROWS = 256, COLUMNS = 3072, LOGIT_ROWS = 16, SEQUENCES = 1, HEADS = 4, LONGEST = 1024 };
+#endif
+
+static void report(const char *what, fp8core_dtype dtype, int64_t rows, int64_t columns, double time, double bytes) {
+  printf("%-8s %s %-18s  %5lld x %5lld  %8.3f ms  %8.1f GB/s\n", name, fp8core_dtype_name(dtype), what, (long long)rows,
+         (long long)columns, time * 1e3, bytes / time * 1e-9);
+}
+
+static void bench_attention(fp8core_dtype dtype) {
   const char *type = fp8core_dtype_name(dtype);
   double best;
-  for (int64_t length = 64; length <= 1024; length *= 4) {
-    const attention_case parameters = {dtype, 1, length, 4, 4, 64, 1.0};
+  for (int64_t length = LONGEST / 16; length <= LONGEST; length *= 4) {
+    const attention_case parameters = {dtype, SEQUENCES, length, HEADS, HEADS, 64, 1.0};
     attention_memory memory = create_attention(&parameters);
     // Causal: half of the scores count.
-    const double flops = 2.0 * (double)length * (double)length * 64.0 * 4.0;
+    const double flops = 2.0 * (double)length * (double)length * 64.0 * HEADS * SEQUENCES;
     TIME(best, run_forward(&memory));
-    printf("%-8s %s attention           4 heads of 64, length %4lld  %8.3f ms  %7.1f GFLOP/s\n", tier_name, type,
-           (long long)length, best * 1e3, flops / best * 1e-9);
+    printf("%-8s %s attention           %d heads of 64, length %4lld  %8.3f ms  %8.1f GFLOP/s\n", name, type,
+           HEADS * SEQUENCES, (long long)length, best * 1e3, flops / best * 1e-9);
     TIME(best, run_backward(&memory));
-    printf("%-8s %s attention backward  4 heads of 64, length %4lld  %8.3f ms  %7.1f GFLOP/s\n", tier_name, type,
-           (long long)length, best * 1e3, 2.5 * flops / best * 1e-9);
+    printf("%-8s %s attention backward  %d heads of 64, length %4lld  %8.3f ms  %8.1f GFLOP/s\n", name, type,
+           HEADS * SEQUENCES, (long long)length, best * 1e3, 2.5 * flops / best * 1e-9);
     release_attention(&memory);
   }
-  const int64_t rows = 256;
-  const int64_t columns = 3072;
-  const double elements = (double)rows * (double)columns;
-  array gate_up = filled(dtype, rows * 2 * columns, 1.0);
-  array out = create(dtype, rows * 2 * columns);
-  array scratch = create(FP8CORE_FP32, fp8gpt_row_scratch(50257));
-  array logits = filled(FP8CORE_FP32, 16 * 50257, 1.0);
-  array gradient = create(dtype, 16 * 50257);
-  array vectors = filled(FP8CORE_FP32, 2 * columns + 2 * rows, 1.0);
-  float *space = (float *)(void *)scratch.data;
-  TIME(best, ops->swiglu(dtype, gate_up.data, 0, rows, columns, out.data, space));
-  printf("%-8s %s swiglu              %lld x %lld  %8.3f ms  %6.2f ns an element\n", tier_name, type, (long long)rows,
-         (long long)columns, best * 1e3, best / elements * 1e9);
-  fp8gpt_norm norm;
-  memset(&norm, 0, sizeof(norm));
-  norm.dtype = dtype;
-  norm.rows = rows;
-  norm.columns = columns;
-  norm.eps = 1e-5f;
-  norm.x = gate_up.data;
-  norm.delta = gate_up.data;
-  norm.sum = out.data;
+}
+
+static void bench(fp8core_dtype dtype) {
+  double best;
+  bench_attention(dtype);
+  const int64_t vocabulary = 50257;
+  const double row_bytes = (double)ROWS * (double)COLUMNS * (double)fp8core_dtype_size(dtype);
+  array scratch = row_scratch(vocabulary, ROWS);
+  array wide = repeated(dtype, 2 * (int64_t)ROWS * COLUMNS);
+  array wide_gradient = repeated(dtype, 2 * (int64_t)ROWS * COLUMNS);
+  array x = repeated(dtype, (int64_t)ROWS * COLUMNS);
+  array out = repeated(dtype, (int64_t)ROWS * COLUMNS);
+  array vectors = repeated(FP8CORE_FP32, 4 * COLUMNS + 2 * ROWS);
+  int32_t *ids = create_ids(ROWS + 1);
+  for (int32_t i = 0; i <= ROWS; i++) ids[i] = i;
+
+  fp8gpt_embedding embedding = {.dtype = dtype, .rows = ROWS, .columns = COLUMNS, .length = ROWS, .tokens = ids};
+  embedding.words = x.data;
+  embedding.out = out.data;
+  TIME(best, RUN(embed, &embedding));
+  report("embedding", dtype, ROWS, COLUMNS, best, 2.0 * row_bytes);
+  fp8gpt_embedding_backward embedding_backward = {
+    .dtype = dtype, .rows = ROWS, .columns = COLUMNS, .length = ROWS, .tokens = ids, .order = ids, .starts = ids};
+  embedding_backward.dout = x.data;
+  embedding_backward.runs = ROWS;
+  embedding_backward.gradient_dtype = dtype;
+  embedding_backward.dwords = out.data;
+  TIME(best, RUN(embed_backward, &embedding_backward));
+  report("embedding backward", dtype, ROWS, COLUMNS, best, 3.0 * row_bytes);
+
+  fp8gpt_norm norm = {.dtype = dtype, .rows = ROWS, .columns = COLUMNS, .eps = 1e-5f};
+  norm.x = x.data;
+  norm.delta = wide.data;
+  norm.sum = wide_gradient.data;
   norm.y = out.data;
-  norm.weight = (const float *)(const void *)vectors.data;
-  norm.bias = norm.weight;
-  norm.mean = (float *)(void *)vectors.data + 2 * columns;
-  norm.inverse_deviation = norm.mean + rows;
-  TIME(best, ops->norm(&norm, 0, rows, space));
-  printf("%-8s %s layer norm          %lld x %lld  %8.3f ms  %6.2f ns an element\n", tier_name, type, (long long)rows,
-         (long long)columns, best * 1e3, best / elements * 1e9);
+  norm.weight_dtype = FP8CORE_FP32;
+  norm.weight = vectors.data;
+  norm.bias = floats(&vectors) + COLUMNS;
+  norm.mean = floats(&vectors) + 4 * COLUMNS;
+  norm.inverse_deviation = norm.mean + ROWS;
+  TIME(best, RUN(norm, &norm));
+  report("layer norm", dtype, ROWS, COLUMNS, best, 4.0 * row_bytes);
   norm.dropout = (fp8gpt_dropout){0.1f, 1, 2, 3};
-  TIME(best, ops->norm(&norm, 0, rows, space));
-  printf("%-8s %s with dropout        %lld x %lld  %8.3f ms  %6.2f ns an element\n", tier_name, type, (long long)rows,
-         (long long)columns, best * 1e3, best / elements * 1e9);
-  int32_t targets[16] = {0};
-  fp8gpt_cross_entropy loss = {16,    50257,        (const float *)(const void *)logits.data, targets, 1.0f, norm.mean,
-                               dtype, gradient.data};
-  TIME(best, ops->cross_entropy(&loss, 0, 16, space));
-  printf("%-8s %s cross-entropy       16 x 50257  %8.3f ms  %6.2f ns an element\n", tier_name, type, best * 1e3,
-         best / (16.0 * 50257.0) * 1e9);
-  release(&gate_up, "gate_up");
+  TIME(best, RUN(norm, &norm));
+  report("with dropout", dtype, ROWS, COLUMNS, best, 4.0 * row_bytes);
+  fp8gpt_norm_backward norm_backward = {.forward = norm, .dy = wide.data, .dx = out.data, .first = 1};
+  norm_backward.forward.delta = NULL;
+  norm_backward.dweight = floats(&vectors) + 2 * COLUMNS;
+  norm_backward.dbias = floats(&vectors) + 3 * COLUMNS;
+  TIME(best, RUN(norm_backward, &norm_backward));
+  report("its backward pass", dtype, ROWS, COLUMNS, best, 4.0 * row_bytes);
+
+  const fp8gpt_rotation rotation = {
+    dtype, ROWS, COLUMNS, ROWS / 8, COLUMNS / 128, 128, wide.data, floats(&wide_gradient), 1.0f};
+  TIME(best, RUN(rotate, &rotation));
+  report("rotation", dtype, ROWS, COLUMNS, best, 2.0 * row_bytes);
+  const fp8gpt_swiglu swiglu = {dtype, ROWS, COLUMNS, wide.data, out.data, x.data, wide_gradient.data};
+  TIME(best, RUN(swiglu, &swiglu));
+  report("swiglu", dtype, ROWS, COLUMNS, best, 3.0 * row_bytes);
+  TIME(best, RUN(swiglu_backward, &swiglu));
+  report("its backward pass", dtype, ROWS, COLUMNS, best, 5.0 * row_bytes);
+  const fp8gpt_column_sums sums = {dtype, ROWS, COLUMNS, x.data, floats(&vectors), 1};
+  TIME(best, RUN(column_sums, &sums));
+  report("column sums", dtype, ROWS, COLUMNS, best, row_bytes);
+
+  array logits = repeated(FP8CORE_FP32, LOGIT_ROWS * vocabulary);
+  array gradient = create(dtype, LOGIT_ROWS * vocabulary);
+  const fp8gpt_cross_entropy loss = {LOGIT_ROWS, vocabulary, floats(&logits), ids,
+                                     1.0f,       norm.mean,  dtype,           gradient.data};
+  TIME(best, RUN(cross_entropy, &loss));
+  // Logits are read twice.
+  report("cross-entropy", dtype, LOGIT_ROWS, vocabulary, best,
+         (double)(LOGIT_ROWS * vocabulary) * (8.0 + (double)fp8core_dtype_size(dtype)));
+  deallocate(ids);
+  release(&wide, "wide");
+  release(&wide_gradient, "wide_gradient");
+  release(&x, "x");
   release(&out, "out");
-  release(&scratch, "scratch");
+  release(&vectors, "vectors");
   release(&logits, "logits");
   release(&gradient, "gradient");
-  release(&vectors, "vectors");
+  release(&scratch, "scratch");
 }
 
 static int usage(FILE *stream, int result) {
-  fprintf(stream, "usage: check_model          compare every tier with the references\n"
-                  "       check_model --bench  time every tier, on one thread\n");
+  fprintf(stream, "usage: check_model          compare every backend with the references\n"
+                  "       check_model --bench  time every backend, a CPU's on one thread\n");
   return result;
+}
+
+static void run_backend(int with_bench) {
+  random_state = 4321;
+  messages = 0;
+  if (with_bench) {
+    bench(FP8CORE_BF16);
+    bench(FP8CORE_FP32);
+    return;
+  }
+  check_embeddings();
+  check_norms();
+  check_attentions();
+  check_attention_block(NAN);
+  check_attention_block(-1e20f);
+  check_rows();
+  check_cross_entropies();
+  printf("%s: %d checks, %d failures\n", name, checks, failures);
 }
 
 int main(int argc, char **argv) {
   const int with_bench = argc == 2 && strcmp(argv[1], "--bench") == 0;
   if (argc == 2 && strcmp(argv[1], "--help") == 0) return usage(stdout, 0);
   if (argc > 1 && !with_bench) return usage(stderr, 2);
-  const fp8gpt_ops *last = NULL;
-  for (fp8core_isa isa = FP8CORE_ISA_SCALAR; isa <= fp8core_isa_best(); isa++) {
-    ops = fp8gpt_cpu_ops(isa);
-    tier_name = fp8core_isa_name(isa);
-    // Tiers without loops of their own have those below.
-    if (ops == last) continue;
-    last = ops;
-    if (with_bench) {
-      bench(FP8CORE_BF16);
-      bench(FP8CORE_FP32);
-      continue;
-    }
-    random_state = 4321;
-    messages = 0;
-    check_load_store();
-    check_drop();
-    check_norms();
-    check_attentions();
-    check_attention_block(NAN);
-    check_attention_block(-1e20f);
-    check_rows();
-    check_cross_entropies();
-    printf("%s: %d checks, %d failures\n", tier_name, checks, failures);
+#if defined(FP8_TEST_CUDA)
+  if (fp8core_device_count(FP8CORE_DEVICE_CUDA) == 0) {
+    printf("skipped: %s\n", fp8core_last_error());
+    return 77;
   }
+  fp8core_context_options options = fp8core_context_options_default();
+  options.device.type = FP8CORE_DEVICE_CUDA;
+  name = "cuda";
+  finish(fp8core_context_create(&model.context, &options), "context");
+  finish(fp8gpt_cuda_init(&model), "backend");
+  run_backend(with_bench);
+  fp8core_context_destroy(&model.context);
+#else
+  model.backend = &fp8gpt_cpu_backend;
+  model.threads = with_bench ? 1 : 2;
+  for (fp8core_isa isa = FP8CORE_ISA_SCALAR; isa <= fp8core_isa_best(); isa++) {
+    // Tiers without loops of their own have those below.
+    if (model.ops == fp8gpt_cpu_ops(isa)) continue;
+    model.ops = fp8gpt_cpu_ops(isa);
+    name = fp8core_isa_name(isa);
+    if (!with_bench) check_load_store();
+    run_backend(with_bench);
+  }
+#endif
   return failures ? 1 : 0;
 }

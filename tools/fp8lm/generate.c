@@ -28,11 +28,13 @@ static const char help_text[] =
   "  --ignore-eot       go on after <|endoftext|>\n"
   "  --vocab-file FILE  vocab.json and merges.txt of the tokenizer (default: those of the checkpoint, or bytes)\n"
   "  --merge-file FILE\n"
+  "  --device NAME      cpu (default) or cuda\n"
   "  --threads N        CPU threads (default OMP_NUM_THREADS or all)\n"
   "  --help             print this text\n"
   "\n"
   "The text may become longer than the model's sequence: the older half is forgotten then.\n"
-  "Exit codes: 0 success; 1 a checkpoint that cannot be read, or a prompt that cannot be encoded; 2 wrong usage.\n";
+  "Exit codes: 0 success; 1 a checkpoint that cannot be read, a prompt that cannot be encoded, or no such device;\n"
+  "2 wrong usage.\n";
 
 typedef struct generate_settings {
   const char *load;
@@ -41,6 +43,7 @@ typedef struct generate_settings {
   const char *merge_file;
   int64_t max_tokens;
   int64_t threads;
+  int cuda;
   int ignore_eot;
   fp8lm_sampler_options sampling;
 } generate_settings;
@@ -55,6 +58,7 @@ enum {
   OPTION_IGNORE_EOT,
   OPTION_VOCAB_FILE,
   OPTION_MERGE_FILE,
+  OPTION_DEVICE,
   OPTION_THREADS,
   OPTION_HELP
 };
@@ -69,6 +73,7 @@ static const struct option options[] = {
   {"ignore-eot", no_argument, NULL, OPTION_IGNORE_EOT},
   {"vocab-file", required_argument, NULL, OPTION_VOCAB_FILE},
   {"merge-file", required_argument, NULL, OPTION_MERGE_FILE},
+  {"device", required_argument, NULL, OPTION_DEVICE},
   {"threads", required_argument, NULL, OPTION_THREADS},
   {"help", no_argument, NULL, OPTION_HELP},
   {NULL, 0, NULL, 0},
@@ -102,6 +107,11 @@ static int parse_options(int argc, char **argv, generate_settings *settings) {
     case OPTION_IGNORE_EOT: settings->ignore_eot = 1; break;
     case OPTION_VOCAB_FILE: settings->vocab_file = optarg; break;
     case OPTION_MERGE_FILE: settings->merge_file = optarg; break;
+    case OPTION_DEVICE:
+      settings->cuda = strcmp(optarg, "cuda") == 0;
+      if (settings->cuda || strcmp(optarg, "cpu") == 0) break;
+      (void)fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX, "--device is '%s', expected cpu or cuda", optarg);
+      return -1;
     case OPTION_THREADS: bad = fp8lm_parse_integer(PREFIX, "--threads", optarg, 1, 1024, &settings->threads); break;
     default: fp8lm_option_error(PREFIX, option, argv, options); return -1;
     }
@@ -114,6 +124,7 @@ typedef struct generator {
   fp8lm_checkpoint_index index;
   fp8core_context *context;
   fp8gpt_model *model;
+  // Of weights, on the device.
   float *scales;
   fp8lm_tokenizer *tokenizer;
   fp8lm_sampler *sampler;
@@ -146,18 +157,20 @@ static fp8core_status open_tokenizer(const generate_settings *settings, generato
 static fp8core_status open_model(const generate_settings *settings, generator *state) {
   fp8core_context_options context_options = fp8core_context_options_default();
   context_options.threads = (int)settings->threads;
+  if (settings->cuda) context_options.device.type = FP8CORE_DEVICE_CUDA;
   TRY(fp8core_context_create(&state->context, &context_options));
   const fp8gpt_config config = fp8lm_train_model_config(&state->index.settings);
   fp8gpt_model_options model_options = fp8lm_train_model_options(&state->index.settings);
   model_options.inference = 1;
   model_options.batch = 1;
   TRY(fp8gpt_model_create(&state->model, state->context, &config, &model_options));
-  state->scales = calloc((size_t)fp8gpt_model_parameters(state->model), 2 * sizeof(*state->scales));
+  void *scales;
+  TRY(fp8core_alloc(state->context, (size_t)fp8gpt_model_parameters(state->model) * 2 * sizeof(float), &scales));
+  state->scales = scales;
   state->logits = calloc((size_t)config.vocabulary, sizeof(*state->logits));
-  if (!state->scales || !state->logits)
-    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the logits");
+  if (!state->logits) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the logits");
   TRY(fp8lm_checkpoint_verify(state->path, &state->index));
-  TRY(fp8lm_load_weights(state->model, state->path, state->scales));
+  TRY(fp8lm_load_weights(state->context, state->model, state->path, state->scales));
   return fp8lm_sampler_create(&state->sampler, config.vocabulary, &settings->sampling);
 }
 
@@ -269,9 +282,9 @@ int fp8lm_generate(int argc, char **argv) {
   fp8lm_tokenizer_destroy(&state.tokenizer);
   fp8lm_tokens_free(&state.tokens);
   fp8gpt_model_destroy(&state.model);
+  if (state.scales) (void)fp8core_free(state.context, state.scales);
   fp8core_context_destroy(&state.context);
   fp8lm_checkpoint_index_free(&state.index);
-  free(state.scales);
   free(state.logits);
   free(state.path);
   return result;

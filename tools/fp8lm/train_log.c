@@ -82,8 +82,6 @@ fp8core_status fp8lm_train_log_close(fp8lm_train_log *log) {
       status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "log.jsonl could not be written whole");
   }
   log->json = NULL;
-  free(log->statistics);
-  log->statistics = NULL;
   return status;
 }
 
@@ -147,7 +145,7 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
   const fp8lm_train_settings *settings = trainer->settings;
   fp8gpt_memory model;
   fp8optim_memory optimizer;
-  fp8core_status status = fp8gpt_model_memory(trainer->model, &model);
+  fp8core_status status = fp8gpt_memory_report(trainer->model, &model);
   if (status == FP8CORE_OK) status = fp8optim_adamw_memory(trainer->adamw, &optimizer);
   if (status != FP8CORE_OK) return status;
   const fp8gpt_config *config = fp8gpt_model_config(trainer->model);
@@ -330,9 +328,12 @@ void fp8lm_train_log_checkpoint(fp8lm_train_log *log, const fp8lm_trainer *train
 
 // FP8 tensors.
 
+static fp8core_status out_of_memory(const char *what) {
+  return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %s", what);
+}
+
 // What the codes of a tensor in FP8 show: shares of zeros and of values at the format's end.
-static void put_codes(FILE *json, const fp8core_tensor *tensor) {
-  const unsigned char *codes = tensor->data;
+static void put_codes(FILE *json, const fp8core_tensor *tensor, const unsigned char *codes) {
   const int64_t elements = fp8core_tensor_elements(tensor);
   int64_t zeros = 0;
   int64_t ends = 0;
@@ -346,7 +347,21 @@ static void put_codes(FILE *json, const fp8core_tensor *tensor) {
   put_real(json, "saturated_share", (double)ends / (double)elements);
 }
 
-static fp8core_status put_weights(FILE *json, const fp8lm_trainer *trainer, const char **separator) {
+// A tensor in FP8 and its scale as host memory has them; *copy is memory that grows, for tensors of another device.
+static fp8core_status read_codes(const fp8lm_trainer *trainer, const fp8core_tensor *tensor, void **copy,
+                                 const unsigned char **codes, float *scale) {
+  const fp8core_status status = fp8core_copy(trainer->context, scale, tensor->scale, sizeof(*scale));
+  *codes = tensor->data;
+  if (status != FP8CORE_OK || tensor->device.type == FP8CORE_DEVICE_CPU) return status;
+  const size_t bytes = (size_t)fp8core_tensor_elements(tensor);
+  void *larger = realloc(*copy, bytes);
+  if (!larger) return out_of_memory("a copy of a tensor");
+  *copy = larger;
+  *codes = larger;
+  return fp8core_copy(trainer->context, larger, tensor->data, bytes);
+}
+
+static fp8core_status put_weights(FILE *json, const fp8lm_trainer *trainer, void **copy, const char **separator) {
   for (int64_t i = 0; i < trainer->parameter_count; i++) {
     fp8gpt_parameter parameter;
     const fp8core_status status = fp8gpt_model_parameter(trainer->model, i, &parameter);
@@ -354,14 +369,18 @@ static fp8core_status put_weights(FILE *json, const fp8lm_trainer *trainer, cons
     const fp8core_tensor *tensors[2] = {&parameter.weight, &parameter.gradient};
     for (int which = 0; which < 2; which++) {
       if (tensors[which]->dtype != FP8CORE_E4M3 || !tensors[which]->scale) continue;
+      const unsigned char *codes;
+      float scale;
+      const fp8core_status read = read_codes(trainer, tensors[which], copy, &codes, &scale);
+      if (read != FP8CORE_OK) return read;
       fprintf(json, "%s{\"name\": ", *separator);
       *separator = ", ";
       char name[320];
       (void)snprintf(name, sizeof(name), "%s%s", parameter.name, which ? ".gradient" : "");
       fp8lm_json_write_string(json, name, strlen(name));
       put_text(json, "dtype", fp8core_dtype_name(tensors[which]->dtype));
-      put_real(json, "scale", (double)*tensors[which]->scale);
-      put_codes(json, tensors[which]);
+      put_real(json, "scale", (double)scale);
+      put_codes(json, tensors[which], codes);
       fputc('}', json);
     }
   }
@@ -371,23 +390,26 @@ static fp8core_status put_weights(FILE *json, const fp8lm_trainer *trainer, cons
 fp8core_status fp8lm_train_log_prepare_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer) {
   const int64_t count = fp8gpt_model_scaled_tensors(trainer->model);
   if (!log->json || count == 0) return FP8CORE_OK;
-  if (!log->statistics) log->statistics = malloc((size_t)count * sizeof(*log->statistics));
-  if (!log->statistics)
-    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the statistics of %" PRId64 " tensors",
-                                  count);
-  memset(log->statistics, 0, (size_t)count * sizeof(*log->statistics));
-  return fp8gpt_model_count_casts(trainer->model, log->statistics);
+  const size_t bytes = (size_t)count * sizeof(fp8core_cast_statistics);
+  fp8core_status status = FP8CORE_OK;
+  if (!trainer->cast_statistics) status = fp8core_alloc(trainer->context, bytes, &trainer->cast_statistics);
+  if (status == FP8CORE_OK) status = fp8core_zero(trainer->context, trainer->cast_statistics, bytes);
+  return status == FP8CORE_OK ? fp8gpt_model_count_casts(trainer->model, trainer->cast_statistics) : status;
 }
 
 fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer, int64_t step) {
   const int64_t count = fp8gpt_model_scaled_tensors(trainer->model);
   if (!log->json || count == 0) return FP8CORE_OK;
   FILE *json = log->json;
+  const size_t bytes = (size_t)count * sizeof(fp8core_cast_statistics);
+  fp8core_cast_statistics *statistics = malloc(bytes);
+  void *copy = NULL;
+  if (!statistics) return out_of_memory("the statistics of casts");
+  fp8core_status status = fp8core_copy(trainer->context, statistics, trainer->cast_statistics, bytes);
   begin(json, "fp8");
   put_integer(json, "step", step);
   fputs(", \"tensors\": [", json);
   const char *separator = "";
-  fp8core_status status = FP8CORE_OK;
   for (int64_t i = 0; i < count && status == FP8CORE_OK; i++) {
     const char *name;
     fp8core_scaling_record record;
@@ -402,7 +424,7 @@ fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer,
     // The largest value after scaling, in units of the format's largest: above 1 it saturated.
     put_real(json, "fill", (double)record.amax * (double)record.scale / (double)fp8core_dtype_max(record.dtype));
     put_integer(json, "nonfinite_steps", (int64_t)record.nonfinite_steps);
-    const fp8core_cast_statistics *casts = &log->statistics[i];
+    const fp8core_cast_statistics *casts = &statistics[i];
     if (casts->elements > 0) {
       put_real(json, "saturated_share", (double)casts->saturated / (double)casts->elements);
       put_real(json, "zero_share", (double)casts->flushed_to_zero / (double)casts->elements);
@@ -411,9 +433,11 @@ fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer,
   }
   fputs("], \"weights\": [", json);
   separator = "";
-  if (status == FP8CORE_OK) status = put_weights(json, trainer, &separator);
+  if (status == FP8CORE_OK) status = put_weights(json, trainer, &copy, &separator);
   fputc(']', json);
   finish(json);
+  free(copy);
+  free(statistics);
   return status == FP8CORE_OK ? fp8gpt_model_count_casts(trainer->model, NULL) : status;
 }
 

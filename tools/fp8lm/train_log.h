@@ -24,8 +24,6 @@ typedef struct fp8lm_train_log {
   /** Operations a second of the machine; 0: not known. */
   double peak;
   double flops_per_token;
-  /** Of the casts of a step that is recorded; NULL: none are. */
-  fp8core_cast_statistics *statistics;
   /** Most resident bytes before the first step. */
   int64_t setup_peak;
   /** Since the last line. */

@@ -96,6 +96,7 @@ fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_se
 void fp8lm_trainer_destroy(fp8lm_trainer *trainer) {
   fp8optim_adamw_destroy(&trainer->adamw);
   fp8gpt_model_destroy(&trainer->model);
+  if (trainer->cast_statistics) (void)fp8core_free(trainer->context, trainer->cast_statistics);
   fp8core_context_destroy(&trainer->context);
   free(trainer->gradients);
   free(trainer->tokens);

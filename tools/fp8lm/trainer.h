@@ -26,6 +26,8 @@ typedef struct fp8lm_trainer {
   fp8optim_schedule schedule;
   int64_t parameter_count;
   fp8core_tensor *gradients;
+  /** Of the casts of a step that is recorded, an entry a scaled tensor, in device memory; NULL: none was. */
+  void *cast_statistics;
   /** Of a step: [global batch, sequence] tokens and targets. */
   int32_t *tokens;
   int32_t *targets;
@@ -86,8 +88,8 @@ fp8core_status fp8lm_trainer_save(fp8lm_trainer *trainer, const char *folder, in
 /** Continues the checkpoint \p path, whose settings are the trainer's. After an error the trainer must not be used. */
 fp8core_status fp8lm_trainer_load(fp8lm_trainer *trainer, const char *path);
 
-/** Fills \p model, which may be one for inference, with the weights of a checkpoint. Its scales are kept in \p scales,
- * two floats a parameter, which must outlive the use of the model. */
-fp8core_status fp8lm_load_weights(fp8gpt_model *model, const char *path, float *scales);
+/** Fills \p model, which may be one for inference, with the weights of a checkpoint. Their scales are kept in \p
+ * scales, two floats a parameter in the memory of the model's device, which must outlive the use of the model. */
+fp8core_status fp8lm_load_weights(fp8core_context *context, fp8gpt_model *model, const char *path, float *scales);
 
 #endif

@@ -370,33 +370,36 @@ fp8core_status fp8lm_trainer_load(fp8lm_trainer *trainer, const char *path) {
   return status;
 }
 
-static fp8core_status load_weight(fp8gpt_model *model, int64_t index, opened *weights, block *into, float *scale) {
+static fp8core_status load_weight(fp8core_context *context, fp8gpt_model *model, int64_t index, opened *weights,
+                                  block *into, float *scales) {
   fp8gpt_parameter parameter;
   const fp8lm_tensor *tensor;
+  // The scale and its reciprocal.
+  float scale[2] = {1.0f, 1.0f};
   TRY(fp8gpt_model_parameter(model, index, &parameter));
   TRY(find_tensor(weights, parameter.name, fp8lm_safetensors_dtype(parameter.weight.dtype), parameter.dimensions,
                   parameter.shape, &tensor));
   TRY(read_whole(weights, tensor, into));
-  scale[0] = scale[1] = 1.0f;
   if (fp8core_dtype_size(parameter.weight.dtype) == 1) {
     TRY(read_small(weights, parameter.name, "_scale_inv", 1, &scale[1]));
     if (!(scale[1] >= FP8CORE_SCALE_MIN && scale[1] <= FP8CORE_SCALE_MAX))
       return corrupt("\"%s_scale_inv\" is %g, expected a number in [2^-126, 2^126]", parameter.name, (double)scale[1]);
     scale[0] = 1.0f / scale[1];
   }
-  memcpy(parameter.weight.data, into->bytes, (size_t)tensor->bytes);
-  parameter.weight.scale = &scale[0];
-  parameter.weight.scale_inverse = &scale[1];
+  TRY(fp8core_copy(context, parameter.weight.data, into->bytes, (size_t)tensor->bytes));
+  TRY(fp8core_copy(context, scales, scale, sizeof(scale)));
+  parameter.weight.scale = &scales[0];
+  parameter.weight.scale_inverse = &scales[1];
   return fp8gpt_model_bind_weight(model, index, &parameter.weight);
 }
 
-fp8core_status fp8lm_load_weights(fp8gpt_model *model, const char *path, float *scales) {
+fp8core_status fp8lm_load_weights(fp8core_context *context, fp8gpt_model *model, const char *path, float *scales) {
   opened weights;
   block into = {NULL, 0};
   TRY(in_file(FP8LM_CHECKPOINT_MODEL, open_file(&weights, path, FP8LM_CHECKPOINT_MODEL)));
   fp8core_status status = FP8CORE_OK;
   for (int64_t i = 0; i < fp8gpt_model_parameters(model) && status == FP8CORE_OK; i++)
-    status = load_weight(model, i, &weights, &into, scales + 2 * i);
+    status = load_weight(context, model, i, &weights, &into, scales + 2 * i);
   if (status == FP8CORE_OK) status = check_all_used(&weights);
   free(into.bytes);
   close_file(&weights);

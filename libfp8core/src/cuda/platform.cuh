@@ -15,13 +15,27 @@
 #    include <cuda_fp8.h>
 #  endif
 
+// The block's shared memory whose size its launch says, at a multiple of 16 bytes.
+static __device__ __forceinline__ unsigned char *fp8core_dynamic_shared(void) {
+  extern __shared__ uint4 fp8core_dynamic_shared_memory[];
+  return (unsigned char *)fp8core_dynamic_shared_memory;
+}
+
 // Launches without looking at errors that earlier work of the process left behind.
 template <typename Argument>
-static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void *stream, const Argument &argument) {
+static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void *stream, const Argument &argument,
+                          size_t shared_bytes = 0) {
   cudaLaunchConfig_t configuration = {};
   configuration.gridDim = grid;
   configuration.blockDim = block;
+  configuration.dynamicSmemBytes = shared_bytes;
   configuration.stream = (cudaStream_t)stream;
+  // Without it, 48 KiB are the most.
+  if (shared_bytes > 48 << 10) {
+    const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (error != cudaSuccess) return (int)error;
+  }
   return (int)cudaLaunchKernelEx(&configuration, kernel, argument);
 }
 

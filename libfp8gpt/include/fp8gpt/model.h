@@ -170,7 +170,7 @@ typedef struct fp8gpt_memory {
 } fp8gpt_memory;
 
 /** Exact bytes that the model holds on its device now (see above for what grows); bound weights count as weights. */
-FP8GPT_API fp8core_status fp8gpt_model_memory(const fp8gpt_model *model, fp8gpt_memory *memory);
+FP8GPT_API fp8core_status fp8gpt_memory_report(const fp8gpt_model *model, fp8gpt_memory *memory);
 
 /** Number of tensors with a scale of their own (activations, output gradients, weight gradients), 0 without FP8. */
 FP8GPT_API int64_t fp8gpt_model_scaled_tensors(const fp8gpt_model *model);

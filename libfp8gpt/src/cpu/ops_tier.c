@@ -114,6 +114,8 @@ INLINE float row_dot(const float *x, const float *y, int64_t count) {
 
 static void norm(const fp8gpt_norm *norm, int64_t first, int64_t last, float *scratch) {
   const int64_t columns = norm->columns;
+  const float *weight = norm->weight;
+  const float *bias = norm->bias;
   float *x = scratch;
   float *y = scratch + columns;
   for (int64_t row = first; row < last; row++) {
@@ -135,10 +137,10 @@ static void norm(const fp8gpt_norm *norm, int64_t first, int64_t last, float *sc
     }
     const float inverse = 1.0f / sqrtf(row_dot(x, x, columns) / (float)columns + norm->eps);
     norm->inverse_deviation[row] = inverse;
-    if (norm->bias)
-      for (int64_t i = 0; i < columns; i++) y[i] = x[i] * inverse * norm->weight[i] + norm->bias[i];
+    if (bias)
+      for (int64_t i = 0; i < columns; i++) y[i] = x[i] * inverse * weight[i] + bias[i];
     else
-      for (int64_t i = 0; i < columns; i++) y[i] = x[i] * inverse * norm->weight[i];
+      for (int64_t i = 0; i < columns; i++) y[i] = x[i] * inverse * weight[i];
     store(norm->dtype, y, columns, place(norm->dtype, norm->y, start));
   }
 }
@@ -147,7 +149,7 @@ static void norm_backward(const fp8gpt_norm_backward *backward, int64_t first, i
                           float *scratch) {
   const fp8gpt_norm *norm = &backward->forward;
   const int64_t columns = norm->columns;
-  const void *input = norm->delta ? norm->sum : norm->x;
+  const float *weight = norm->weight;
   float *x = scratch;
   float *dy = scratch + columns;
   float *dx = scratch + 2 * columns;
@@ -157,12 +159,12 @@ static void norm_backward(const fp8gpt_norm_backward *backward, int64_t first, i
     const int64_t start = row * columns;
     const float mean = norm->type == FP8GPT_LAYER_NORM ? norm->mean[row] : 0.0f;
     const float inverse = norm->inverse_deviation[row];
-    load(norm->dtype, at(norm->dtype, input, start), columns, x);
+    load(norm->dtype, at(norm->dtype, norm->x, start), columns, x);
     load(norm->dtype, at(norm->dtype, backward->dy, start), columns, dy);
     for (int64_t i = 0; i < columns; i++) x[i] = (x[i] - mean) * inverse;
     for (int64_t i = 0; i < columns; i++) dweight[i] += dy[i] * x[i];
     for (int64_t i = 0; i < columns; i++) dbias[i] += dy[i];
-    for (int64_t i = 0; i < columns; i++) dy[i] *= norm->weight[i];
+    for (int64_t i = 0; i < columns; i++) dy[i] *= weight[i];
     const float along = row_dot(dy, x, columns) / (float)columns;
     const float average = norm->type == FP8GPT_LAYER_NORM ? row_sum(dy, columns) / (float)columns : 0.0f;
     load(norm->dtype, at(norm->dtype, backward->dx, start), columns, dx);
@@ -175,9 +177,9 @@ static void norm_backward(const fp8gpt_norm_backward *backward, int64_t first, i
   }
 }
 
-// Queries at `position` and after, against keys and values of a cache [position + count, 2 kv_heads head_dim].
-static void attention_cached(const fp8gpt_attention *attention, const void *cache, int64_t position, int head,
-                             float *scratch) {
+// Queries at `position` and after, against keys and values of the cache.
+static void attention_cached(const fp8gpt_attention_cached *job, int head, float *scratch) {
+  const fp8gpt_attention *attention = &job->attention;
   const fp8core_dtype dtype = attention->dtype;
   const int head_dim = attention->head_dim;
   const int kv_head = head / (attention->heads / attention->kv_heads);
@@ -189,20 +191,20 @@ static void attention_cached(const fp8gpt_attention *attention, const void *cach
   float *out = other + head_dim;
   float *scores = out + head_dim;
   for (int64_t row = 0; row < attention->length; row++) {
-    const int64_t keys = position + row + 1;
+    const int64_t keys = job->position + row + 1;
     float largest = -INFINITY;
     float sum = 0.0f;
     load(dtype, at(dtype, attention->qkv, row * row_stride + (int64_t)head * head_dim), head_dim, query);
     for (int64_t key = 0; key < keys; key++) {
-      load(dtype, at(dtype, cache, key * cache_stride + (int64_t)kv_head * head_dim), head_dim, other);
+      load(dtype, at(dtype, job->cache, key * cache_stride + (int64_t)kv_head * head_dim), head_dim, other);
       scores[key] = row_dot(query, other, head_dim) * factor;
       if (!(scores[key] <= largest)) largest = scores[key];
     }
     memset(out, 0, (size_t)head_dim * sizeof(float));
     for (int64_t key = 0; key < keys; key++) {
       const float e = expf(scores[key] - largest);
-      load(dtype, at(dtype, cache, key * cache_stride + (int64_t)(attention->kv_heads + kv_head) * head_dim), head_dim,
-           other);
+      load(dtype, at(dtype, job->cache, key * cache_stride + (int64_t)(attention->kv_heads + kv_head) * head_dim),
+           head_dim, other);
       sum += e;
       for (int i = 0; i < head_dim; i++) out[i] += e * other[i];
     }
@@ -211,30 +213,30 @@ static void attention_cached(const fp8gpt_attention *attention, const void *cach
   }
 }
 
-static void column_sums(fp8core_dtype dtype, const void *data, int64_t rows, int64_t row_stride, int64_t first,
-                        int64_t last, float *sums) {
+static void column_sums(const fp8gpt_column_sums *job, int64_t first, int64_t last, float *sums) {
   float values[FP8GPT_COLUMN_GROUP];
   for (int64_t i = first; i < last; i++) sums[i] = 0.0f;
-  for (int64_t row = 0; row < rows; row++) {
-    load(dtype, at(dtype, data, row * row_stride + first), last - first, values);
+  for (int64_t row = 0; row < job->rows; row++) {
+    load(job->dtype, at(job->dtype, job->data, row * job->columns + first), last - first, values);
     for (int64_t i = first; i < last; i++) sums[i] += values[i - first];
   }
 }
 
-static void rotate(fp8core_dtype dtype, void *rows, int64_t row_stride, int64_t first, int64_t last, int64_t length,
-                   int heads, int head_dim, const float *angles, float sign, float *scratch) {
+static void rotate(const fp8gpt_rotation *job, int64_t first, int64_t last, float *scratch) {
+  const fp8core_dtype dtype = job->dtype;
+  const int head_dim = job->head_dim;
   const int half = head_dim / 2;
   for (int64_t row = first; row < last; row++) {
-    const float *cosines = angles + row % length * head_dim;
+    const float *cosines = job->angles + row % job->length * head_dim;
     const float *sines = cosines + half;
-    for (int head = 0; head < heads; head++) {
-      void *values = place(dtype, rows, row * row_stride + (int64_t)head * head_dim);
+    for (int head = 0; head < job->heads; head++) {
+      void *values = place(dtype, job->data, row * job->row_stride + (int64_t)head * head_dim);
       load(dtype, values, head_dim, scratch);
       for (int i = 0; i < half; i++) {
         const float low = scratch[i];
         const float high = scratch[i + half];
-        scratch[head_dim + i] = low * cosines[i] - sign * high * sines[i];
-        scratch[head_dim + half + i] = high * cosines[i] + sign * low * sines[i];
+        scratch[head_dim + i] = low * cosines[i] - job->sign * high * sines[i];
+        scratch[head_dim + half + i] = high * cosines[i] + job->sign * low * sines[i];
       }
       store(dtype, scratch + head_dim, head_dim, values);
     }
@@ -250,32 +252,34 @@ INLINE v_float sigmoid(v_float x) {
 // Rows are padded to whole vectors in scratch.
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-static void swiglu(fp8core_dtype dtype, const void *gate_up, int64_t first, int64_t last, int64_t width, void *out,
-                   float *scratch) {
+static void swiglu(const fp8gpt_swiglu *job, int64_t first, int64_t last, float *scratch) {
+  const fp8core_dtype dtype = job->dtype;
+  const int64_t width = job->width;
   float *gate = scratch;
   float *up = scratch + padded(width);
   for (int64_t i = width; i < padded(width); i++) gate[i] = up[i] = 0.0f;
   for (int64_t row = first; row < last; row++) {
-    load(dtype, at(dtype, gate_up, row * 2 * width), width, gate);
-    load(dtype, at(dtype, gate_up, row * 2 * width + width), width, up);
+    load(dtype, at(dtype, job->gate_up, row * 2 * width), width, gate);
+    load(dtype, at(dtype, job->gate_up, row * 2 * width + width), width, up);
     for (int64_t i = 0; i < width; i += LANES) {
       const v_float x = v_load(gate + i);
       v_store(gate + i, x * sigmoid(x) * v_load(up + i));
     }
-    store(dtype, gate, width, place(dtype, out, row * width));
+    store(dtype, gate, width, place(dtype, job->out, row * width));
   }
 }
 
-static void swiglu_backward(fp8core_dtype dtype, const void *gate_up, const void *dout, int64_t first, int64_t last,
-                            int64_t width, void *dgate_up, float *scratch) {
+static void swiglu_backward(const fp8gpt_swiglu *job, int64_t first, int64_t last, float *scratch) {
+  const fp8core_dtype dtype = job->dtype;
+  const int64_t width = job->width;
   float *gate = scratch;
   float *up = gate + padded(width);
   float *gradient = up + padded(width);
   for (int64_t i = width; i < padded(width); i++) gate[i] = up[i] = gradient[i] = 0.0f;
   for (int64_t row = first; row < last; row++) {
-    load(dtype, at(dtype, gate_up, row * 2 * width), width, gate);
-    load(dtype, at(dtype, gate_up, row * 2 * width + width), width, up);
-    load(dtype, at(dtype, dout, row * width), width, gradient);
+    load(dtype, at(dtype, job->gate_up, row * 2 * width), width, gate);
+    load(dtype, at(dtype, job->gate_up, row * 2 * width + width), width, up);
+    load(dtype, at(dtype, job->dout, row * width), width, gradient);
     for (int64_t i = 0; i < width; i += LANES) {
       const v_float x = v_load(gate + i);
       const v_float s = sigmoid(x);
@@ -283,8 +287,8 @@ static void swiglu_backward(fp8core_dtype dtype, const void *gate_up, const void
       v_store(gate + i, g * v_load(up + i) * (s + x * s * (splat(1.0f) - s)));
       v_store(up + i, g * (x * s));
     }
-    store(dtype, gate, width, place(dtype, dgate_up, row * 2 * width));
-    store(dtype, up, width, place(dtype, dgate_up, row * 2 * width + width));
+    store(dtype, gate, width, place(dtype, job->dgate_up, row * 2 * width));
+    store(dtype, up, width, place(dtype, job->dgate_up, row * 2 * width + width));
   }
 }
 
