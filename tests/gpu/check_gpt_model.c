@@ -2,8 +2,9 @@
 // On a GPU; and, with FP8_TEST_EMULATED, the same backend and kernels on the host.
 //
 // The two differ by the order of sums (FP32), by roundings to BF16 of values that differ so (one part in 256 each; a
-// gradient is a sum of many), and in FP8 by codes that fall to the other side of a tie. Bounds are of the error's norm
-// over the norm, for each gradient.
+// gradient is a sum of many), and in FP8 by codes that fall to the other side of a tie: each moves a value by up to a
+// quarter, and the noise of FP8 products themselves is a seventh of a gradient (docs/numerics.md, "Gradient
+// accumulation"). Bounds are of the error's norm over the norm, for each gradient.
 #include "support.h"
 
 #include <math.h>
@@ -125,8 +126,9 @@ static double relative_error(const double *values, const double *expected, int64
 }
 
 // Errors of gradients that precisions may have, and of losses and logits.
-static const double gradient_bound[] = {2e-5, 3e-2, 1.2e-1, 1.5e-1, 1.5e-1};
+static const double gradient_bound[] = {2e-5, 3e-2, 2.5e-1, 2.5e-1, 2.5e-1};
 static const double loss_bound[] = {1e-6, 2e-3, 1e-2, 1e-2, 1e-2};
+static const double logit_bound[] = {1e-5, 3e-2, 1.5e-1, 1.5e-1, 1.5e-1};
 
 static double compare_gradients(const fp8gpt_model *on_cpu, const fp8gpt_model *on_gpu, double bound,
                                 const char *what) {
@@ -283,7 +285,7 @@ static void generation(void **state) {
           norm += pow((double)logits[0][i], 2.0);
         }
         // Evaluation scales just in time: one value on the other side of a tie moves little.
-        if (!(sqrt(error / norm) <= (precision == FP8GPT_FP32 ? 1e-5 : 4e-2)))
+        if (!(sqrt(error / norm) <= logit_bound[precision]))
           fail_msg("%s, %s, call %zu: logits are off by %g of their norm", variants[v].preset,
                    fp8gpt_precision_name(options.precision), call, sqrt(error / norm));
       }
