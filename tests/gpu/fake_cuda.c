@@ -13,6 +13,9 @@
 #include "cuda/cublaslt.h"
 #include "numerics.h"
 
+// For the emulated libraries that are linked with the one that this is in.
+#pragma GCC visibility push(default)
+
 static int capability(void) {
   const char *value = getenv("FP8_FAKE_CAPABILITY");
   return value ? atoi(value) : 90;
@@ -412,3 +415,5 @@ fp8core_status fp8core_cublaslt_load(void) {
   if (!getenv("FP8_FAKE_NO_CUBLASLT")) return FP8CORE_OK;
   return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED, "cuBLASLt (played) cannot be loaded: it is not there");
 }
+
+#pragma GCC visibility pop

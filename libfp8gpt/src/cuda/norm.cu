@@ -240,10 +240,11 @@ static __global__ __launch_bounds__(backward_threads, 1) void backward_kernel(co
     const float inverse = active ? norm.inverse_deviation[row] : 0.0f;
     row_sums sums = {0.0f, 0.0f};
 #pragma unroll
-    for (int k = 0; k < backward_held; k++)
+    for (int k = 0; k < backward_held; k++) {
       if (first + k * step < end)
         add_columns(norm, first + k * step, normalise(x[k], dy[k], mean, inverse), held[k], sums);
-        // Rows that are so long have one group.
+    }
+    // Rows that are so long have one group.
 #pragma unroll 1
     for (int column = backward_held * step + first / Vector * narrow; column < end; column += row_threads * narrow) {
       column_sums<narrow> beyond = {};
@@ -262,7 +263,7 @@ static __global__ __launch_bounds__(backward_threads, 1) void backward_kernel(co
     sums.average = fp8gpt_warp_sum(sums.average);
     if (row_threads > FP8CORE_WARP) {
       const unsigned warp = threadIdx.x / FP8CORE_WARP, row_warps = (unsigned)row_threads / FP8CORE_WARP;
-      // What the last round left there is read by nobody once all have come past the barrier of this one.
+      // Of the last round but one: all threads have read it, as they have come past the last one's barrier.
       if (threadIdx.x % FP8CORE_WARP == 0) shared[parity][warp] = sums;
       __syncthreads();
       sums = {0.0f, 0.0f};
