@@ -442,7 +442,7 @@ class Train(unittest.TestCase):
             "expected an even number for rotary positions": ["--data-path", "t", "--hidden-size", "12"],
             "--global-batch-size is 4, expected a multiple of --micro-batch-size, 3":
                 ["--data-path", "t", "--micro-batch-size", "3", "--global-batch-size", "4"],
-            "by 1 to 256": ["--data-path", "t", "--micro-batch-size", "1", "--global-batch-size", "257"],
+            "by 1 to 2048": ["--data-path", "t", "--micro-batch-size", "1", "--global-batch-size", "2049"],
             "--seq-length is 99, expected at most --max-position-embeddings, 50":
                 ["--data-path", "t", "--position-embedding-type", "learned_absolute", "--seq-length", "99",
                  "--max-position-embeddings", "50"],
@@ -499,6 +499,26 @@ class Train(unittest.TestCase):
         # Shorter than a sequence.
         write(self.path("tiny.bin"), struct.pack("<256i", 20240520, 1, 10, *[0] * 253) + struct.pack("<10H", *range(10)))
         self.refused(1, "tiny.bin has 10 tokens for training, a sequence of 32 needs 33", "train", "--data-path", "tiny.bin", *TINY)
+
+    def test_damaged_data(self):
+        for part in ("train", "val"):
+            with self.subTest(part=part):
+                for other in ("train", "val"):
+                    shutil.copy(self.path("t_%s_000000.bin" % other), self.path("flipped_%s_000000.bin" % other))
+                name = "flipped_%s_000000.bin" % part
+                shard = bytearray(read(self.path(name)))
+                # Another letter: only the checksum tells.
+                shard[1024 + 2 * 100] ^= 1
+                write(self.path(name), shard)
+                arguments = ["train", "--data-path", "flipped", *TINY, "--train-iters", "1"]
+                self.refused(1, name + ": the checksum of the tokens is ", *arguments)
+                self.refused(1, name + ": the checksum of the tokens is ", "train", "--data-path", "t",
+                             "--valid-data-path", name, *TINY, "--train-iters", "1")
+                self.resume(*arguments[1:], "--check-data=no")
+        # At the end, which validation takes.
+        shard[-2] ^= 1
+        write(self.path("flipped.bin"), shard)
+        self.refused(1, "flipped.bin: the checksum", "train", "--data-path", "flipped.bin", *TINY)
 
     def test_no_device(self):
         code, _, message = run("train", "--data-path", "t", *TINY, "--device", "cuda", "--train-iters", "1",

@@ -103,7 +103,9 @@ static int open_data(run *now) {
   options.validation_fraction = settings->val_fraction;
   options.seed = (uint64_t)settings->seed;
   options.vocabulary = (uint32_t)settings->vocab_size;
-  return fp8lm_loader_create(&now->loader, &options) == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed();
+  if (fp8lm_loader_create(&now->loader, &options) != FP8CORE_OK) return failed();
+  if (settings->check_data && fp8lm_loader_check(now->loader) != FP8CORE_OK) return failed();
+  return FP8LM_EXIT_SUCCESS;
 }
 
 // The rate of a product, in FLOP/s, of the largest one that takes no more than a moment; 0 where it fails.

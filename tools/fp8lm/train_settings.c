@@ -97,7 +97,7 @@ static const option_entry table[] = {
   {"micro-batch-size", INTEGER, AT(micro_batch_size), STORED, INT_RANGE(1), "N",
    "sequences of a pass (default 8, at most the global batch)"},
   {"global-batch-size", INTEGER, AT(global_batch_size), FIXED, INT_RANGE(1), "N",
-   "sequences of a step, a multiple of it, at most 256 times (default the preset's, or 8)"},
+   "sequences of a step, a multiple of it, at most 2048 times (default the preset's, or 8)"},
   {"train-iters", INTEGER, AT(train_iters), STORED, 1, 16777215, NULL, "N", "steps of the run in all (default 1000)"},
   {"lr", REAL, AT(lr), STORED, 0.0, 1e30, NULL, "X", "learning rate after the warm-up (default the preset's, or 1e-3)"},
   {"min-lr", REAL, AT(min_lr), STORED, 0.0, 1e30, NULL, "X", "learning rate that the decay ends at (default a tenth)"},
@@ -136,6 +136,8 @@ static const option_entry table[] = {
    "steps from one validation to the next; one more follows the last step; 0 for none (default 100)"},
   {"eval-iters", INTEGER, AT(eval_iters), STORED, INT_RANGE(0), "N",
    "micro-batches of a validation, 0 for the whole part (default 20)"},
+  {"check-data", FLAG, AT(check_data), RUN, ANY, NULL,
+   "read all shards at the start and check their tokens and checksums (default; data of many gigabytes: =no)"},
 
   {NULL, TEXT, 0, RUN, ANY, NULL, "Run"},
   {"config", TEXT, AT(config), RUN, ANY, "FILE", "JSON object of options, names as here; the command line goes first"},
@@ -478,6 +480,7 @@ static fp8core_status set_defaults(fp8lm_train_settings *settings) {
 }
 
 static void set_run_defaults(fp8lm_train_settings *settings) {
+  settings->check_data = 1;
   settings->save_interval = 500;
   settings->keep_last = 3;
   settings->log_interval = 10;
@@ -632,11 +635,12 @@ static int check(const char *prefix, const fp8lm_train_settings *settings) {
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
                           "--seq-length is %" PRId64 ", expected at most --max-position-embeddings, %" PRId64,
                           settings->seq_length, settings->max_position_embeddings);
-  if (settings->global_batch_size % settings->micro_batch_size != 0 || fp8lm_train_micro_batches(settings) > 256)
+  if (settings->global_batch_size % settings->micro_batch_size != 0 ||
+      fp8lm_train_micro_batches(settings) > FP8GPT_MICRO_BATCHES)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
                           "--global-batch-size is %" PRId64 ", expected a multiple of --micro-batch-size, %" PRId64
-                          ", by 1 to 256",
-                          settings->global_batch_size, settings->micro_batch_size);
+                          ", by 1 to %d",
+                          settings->global_batch_size, settings->micro_batch_size, FP8GPT_MICRO_BATCHES);
   const fp8optim_schedule schedule = fp8lm_train_schedule(settings);
   double rate;
   if (fp8optim_schedule_rate(&schedule, 0, &rate) != FP8CORE_OK)

@@ -70,6 +70,7 @@ typedef struct fp8lm_train_settings {
   char *merge_file;
   int64_t eval_interval;
   int64_t eval_iters;
+  int64_t check_data;
   /* The run. */
   char *config;
   int64_t device;
