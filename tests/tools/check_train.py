@@ -682,6 +682,8 @@ class Train(unittest.TestCase):
         self.refused(1, "x: ", "generate", "--load", "base", "--vocab-file", "x", "--merge-file", "y", "a")
 
     def test_bpe(self):
+        warning = ("fp8lm train: warning: the data's tokenizer has 300 tokens, but without --vocab-file checkpoints "
+                   "have no tokenizer: 'fp8lm generate' will need --vocab-file\n")
         code, out, message = run("data", "train-bpe", "--help")
         self.assertEqual(code, 0)
         code, out, message = run("data", "train-bpe", "--vocab-size", "300", "--output-folder", "bpe", "text.txt",
@@ -693,6 +695,18 @@ class Train(unittest.TestCase):
         options = ["--data-path", "b", "--vocab-size", "320", *TINY, "--train-iters", "4", "--save", "with-bpe"]
         code, out, message = run("train", *options, *files, "--exit-interval", "2", cwd=self.folder)
         self.assertEqual(code, 0, message)
+        self.assertEqual(message, "")
+        # Without it, generate asks for it.
+        options[-1] = "without-bpe"
+        code, out, message = run("train", *options, cwd=self.folder)
+        self.assertEqual((code, message), (0, warning))
+        code, out, message = run("train", "--save", "without-bpe", "--resume", *files, "--train-iters", "5",
+                                 cwd=self.folder)
+        self.assertEqual((code, message), (0, ""))
+        code, out, message = run("train", *options[:-2], cwd=self.folder)
+        self.assertEqual((code, message), (0, ""))
+        self.refused(1, "its vocabulary has 300 tokens, expected at most --vocab-size, 257", "train", "--data-path", "b",
+                     *TINY)
         shutil.rmtree(self.path("bpe"))
         # The checkpoint has the tokenizer, and hands it on.
         self.resume("--save", "with-bpe", "--resume", "--keep-last", "1")

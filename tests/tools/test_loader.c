@@ -360,7 +360,7 @@ static void test_refusals(void **state) {
   refused(two_sources("0", "1"), 0.0, 0, "its weight is 0, expected more than 0");
   refused(two_sources("1e300", "1"), 0.0, 0, "its weight is 1e+300");
   refused(path("tiny"), 0.0, 0, "has 1 tokens for training, a sequence of 32 needs 33");
-  refused(path("a"), 0.0, 500, "its vocabulary has 20000 tokens, expected at most 500");
+  refused(path("a"), 0.0, 500, "its vocabulary has 20000 tokens, expected at most --vocab-size, 500");
   // A shard that does not say its vocabulary, with a token beyond the one that is asked for.
   refused(path("x_train_000000.bin"), 0.0, 0, "x_train_000000.bin");
   write_series("x_train", 0, 1000, 1000, 0);

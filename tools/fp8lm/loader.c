@@ -219,6 +219,21 @@ uint64_t fp8lm_loader_tokens(const fp8lm_loader *loader, fp8lm_split split) {
   return sum;
 }
 
+uint32_t fp8lm_loader_vocabulary(const fp8lm_loader *loader) {
+  uint32_t largest = 0;
+  for (int m = 0; m < 2; m++) {
+    const mixture *all = &loader->mixtures[m];
+    for (size_t i = 0; i < 2 * all->count; i++) {
+      const part *tokens = &all->sources[i / 2].parts[i % 2];
+      for (size_t k = 0; k < tokens->shard_count; k++) {
+        const uint32_t vocabulary = tokens->shards[k].shard.vocabulary;
+        largest = vocabulary > largest ? vocabulary : largest;
+      }
+    }
+  }
+  return largest;
+}
+
 uint64_t fp8lm_loader_sequences(const fp8lm_loader *loader, fp8lm_split split, size_t sequence_length) {
   const mixture *mix_of = mixture_of(loader, split);
   uint64_t sum = 0;
@@ -257,8 +272,9 @@ static fp8core_status open_part(const fp8lm_loader *loader, part *tokens, char *
     if (!at->path) return out_of_memory();
     if (loader->vocabulary && at->shard.vocabulary > loader->vocabulary) {
       return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
-                                    "%s: its vocabulary has %" PRIu32 " tokens, expected at most %" PRIu32, paths[i],
-                                    at->shard.vocabulary, loader->vocabulary);
+                                    "%s: its vocabulary has %" PRIu32
+                                    " tokens, expected at most --vocab-size, %" PRIu32,
+                                    paths[i], at->shard.vocabulary, loader->vocabulary);
     }
     at->begin = tokens->end;
     tokens->end += at->shard.count;

@@ -27,7 +27,7 @@ typedef struct fp8lm_loader_options {
   /** Of a source that has no shards for validation: its last tokens, this share of all, from 0 to below 1. */
   double validation_fraction;
   uint64_t seed;
-  /** Every token must be below it; 0: below what the shards say. */
+  /** The model's: every token must be below it; 0: below what the shards say. */
   uint32_t vocabulary;
 } fp8lm_loader_options;
 
@@ -48,6 +48,9 @@ void fp8lm_loader_destroy(fp8lm_loader **loader);
 
 /** Reads every shard and checks its tokens and checksum: takes as long as reading the files does. */
 fp8core_status fp8lm_loader_check(const fp8lm_loader *loader);
+
+/** The largest vocabulary that a shard's header says; 0: none says any. */
+uint32_t fp8lm_loader_vocabulary(const fp8lm_loader *loader);
 
 /** Tokens of all sources, and sequences that they have. */
 uint64_t fp8lm_loader_tokens(const fp8lm_loader *loader, fp8lm_split split);

@@ -68,9 +68,9 @@ fp8core_status fp8lm_tokenizer_create_bytes(fp8lm_tokenizer **out) {
   fp8lm_tokenizer *tokenizer = calloc(1, sizeof(*tokenizer));
   *out = tokenizer;
   if (tokenizer) {
-    tokenizer->vocabulary = 257;
+    tokenizer->vocabulary = FP8LM_TOKENIZER_BYTES_VOCABULARY;
     tokenizer->end_of_text = 256;
-    tokenizer->tokens = calloc(257, sizeof(fp8lm_token));
+    tokenizer->tokens = calloc(FP8LM_TOKENIZER_BYTES_VOCABULARY, sizeof(fp8lm_token));
     tokenizer->token_bytes = malloc(256 + strlen(FP8LM_END_OF_TEXT));
   }
   if (!tokenizer || !tokenizer->tokens || !tokenizer->token_bytes) {

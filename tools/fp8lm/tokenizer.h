@@ -40,6 +40,7 @@ typedef struct fp8lm_encoder_options {
 } fp8lm_encoder_options;
 
 /** Tokens 0 to 255 are the bytes, 256 is the end of a text. */
+#define FP8LM_TOKENIZER_BYTES_VOCABULARY 257
 fp8core_status fp8lm_tokenizer_create_bytes(fp8lm_tokenizer **tokenizer);
 
 /**

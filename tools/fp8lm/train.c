@@ -10,6 +10,7 @@
 
 #include "command.h"
 #include "machine.h"
+#include "tokenizer.h"
 #include "train_log.h"
 #include "trainer.h"
 
@@ -108,6 +109,17 @@ static int open_data(run *now) {
   return FP8LM_EXIT_SUCCESS;
 }
 
+// Checkpoints without a tokenizer are taken for those of bytes.
+static void warn_of_tokenizer(const run *now) {
+  const uint32_t vocabulary = fp8lm_loader_vocabulary(now->loader);
+  if (!now->settings.save || now->trainer.vocab || !vocabulary || vocabulary == FP8LM_TOKENIZER_BYTES_VOCABULARY)
+    return;
+  (void)fp8lm_complain(0, PREFIX,
+                       "warning: the data's tokenizer has %" PRIu32 " tokens, but without --vocab-file checkpoints "
+                       "have no tokenizer: 'fp8lm generate' will need --vocab-file",
+                       vocabulary);
+}
+
 // The rate of a product, in FLOP/s, of the largest one that takes no more than a moment; 0 where it fails.
 static double product_rate(fp8core_context *context, fp8core_dtype dtype) {
   double rate = 0.0;
@@ -160,6 +172,7 @@ static int begin(run *now) {
   if (result != FP8LM_EXIT_SUCCESS) return result;
   if (fp8lm_trainer_create(&now->trainer, settings) != FP8CORE_OK) return failed();
   if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed();
+  warn_of_tokenizer(now);
   if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK)
     return failed_at(settings->load);
   if (settings->load) result = check_folder(now);
