@@ -400,8 +400,11 @@ class Train(unittest.TestCase):
     # Skipped steps.
 
     def test_divergence(self):
-        _, message = self.train("--train-iters", "100", "--lr", "1e25", "--lr-warmup-iters", "0", "--precision", "bf16",
-                                "--max-skipped", "3", "--save", "diverged", "--eval-interval", "0", expect=1)
+        out, message = self.train("--train-iters", "100", "--lr", "1e25", "--lr-warmup-iters", "0", "--precision",
+                                  "bf16", "--max-skipped", "3", "--save", "diverged", "--eval-interval", "0",
+                                  "--log-interval", "1", expect=1)
+        self.assertIn("loss nan ", out)
+        self.assertNotIn("-nan", out)
         self.assertIn("3 steps in a row were skipped", message)
         entries = events(self.path("diverged"), "step")
         self.assertEqual([entry["skipped"] for entry in entries[-3:]], [True] * 3)
@@ -437,8 +440,9 @@ class Train(unittest.TestCase):
             "--swiglu is 'maybe', expected yes or no": ["--swiglu=maybe"],
             "--precision is 'fp4', expected fp32, bf16, te, fp8-o1 or fp8-o2": ["--precision", "fp4"],
             "there is no preset \"gpt-5\"": ["--data-path", "t", "--preset", "gpt-5"],
-            "hidden is 30, expected a multiple of the 4 heads": ["--data-path", "t", "--hidden-size", "30"],
-            "expected a multiple of the 3 kv_heads": ["--data-path", "t", "--num-query-groups", "3"],
+            "--hidden-size is 30, expected a multiple of --num-attention-heads, 4": ["--data-path", "t", "--hidden-size", "30"],
+            "--num-attention-heads is 4, expected a multiple of --num-query-groups, 3":
+                ["--data-path", "t", "--num-query-groups", "3"],
             "expected an even number for rotary positions": ["--data-path", "t", "--hidden-size", "12"],
             "--global-batch-size is 4, expected a multiple of --micro-batch-size, 3":
                 ["--data-path", "t", "--micro-batch-size", "3", "--global-batch-size", "4"],
@@ -483,6 +487,8 @@ class Train(unittest.TestCase):
 
     def test_bad_data(self):
         self.refused(1, "no-such", "train", "--data-path", "no-such", *TINY)
+        self.refused(1, "0.7: there is no such shard; if it is a weight, weights and paths must alternate", "train",
+                     "--data-path", "0.7 t 0.3", *TINY)
         self.refused(1, "vocab", "train", "--data-path", "t", *TINY, "--vocab-size", "50")
         write(self.path("empty.bin"), b"")
         self.refused(1, "empty.bin", "train", "--data-path", "empty.bin", *TINY)
@@ -715,7 +721,8 @@ class Train(unittest.TestCase):
         self.generate("--max-tokens", "20", "the sun", load="with-bpe")
 
     def test_help(self):
-        for command in (["train", "--help"], ["help", "train"], ["generate", "--help"]):
+        for command in (["train", "--help"], ["help", "train"], ["train", "-h"], ["generate", "--help"],
+                        ["generate", "-h"], ["--help"]):
             code, out, message = run(*command)
             self.assertEqual((code, message), (0, ""))
             self.assertTrue(all(len(line) <= 120 and line == line.rstrip() for line in out.splitlines()))

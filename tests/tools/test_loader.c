@@ -356,6 +356,7 @@ static void test_refusals(void **state) {
   refused(" \n", 0.0, 0, "the data path names no source");
   refused(path("a"), 1.0, 0, "the share for validation is 1, expected at least 0 and less than 1");
   refused(path("none"), 0.0, 0, "there is no such shard, and no series");
+  refused("0.7 kjv 0.3", 0.0, 0, "weights and paths must alternate");
   refused("/nowhere/at/all", 0.0, 0, "/nowhere/at: cannot read the folder: No such file");
   refused(two_sources("0", "1"), 0.0, 0, "its weight is 0, expected more than 0");
   refused(two_sources("1e300", "1"), 0.0, 0, "its weight is 1e+300");

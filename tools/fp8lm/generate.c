@@ -26,8 +26,8 @@ static const char help_text[] =
   "  --top-p X          only the most probable tokens that together have this probability (default 1)\n"
   "  --seed N           of the draws (default 0)\n"
   "  --ignore-eot       go on after <|endoftext|>\n"
-  "  --vocab-file FILE  vocab.json and merges.txt of the tokenizer (default: those of the checkpoint, or bytes)\n"
-  "  --merge-file FILE\n"
+  "  --vocab-file FILE  vocab.json of the tokenizer (default: that of the checkpoint, or bytes)\n"
+  "  --merge-file FILE  merges.txt of the same\n"
   "  --device NAME      cpu (default) or cuda\n"
   "  --threads N        CPU threads (default OMP_NUM_THREADS or all)\n"
   "  --help             print this text\n"
@@ -83,11 +83,12 @@ static const struct option options[] = {
 static int parse_options(int argc, char **argv, generate_settings *settings) {
   opterr = 0;
   for (;;) {
-    const int option = getopt_long(argc, argv, ":", options, NULL);
+    const int option = getopt_long(argc, argv, ":h", options, NULL);
     int64_t seed;
     int bad = 0;
     switch (option) {
     case -1: return 0;
+    case 'h':
     case OPTION_HELP: fputs(help_text, stdout); return 1;
     case OPTION_LOAD: settings->load = optarg; break;
     case OPTION_MAX_TOKENS:

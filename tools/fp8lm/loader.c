@@ -309,6 +309,13 @@ static fp8core_status split_tail(const fp8lm_loader *loader, part *from, part *t
   return status;
 }
 
+static int parse_weight(const char *text, double *weight) {
+  char *end;
+  if (!strchr("0123456789.+", text[0])) return 0;
+  *weight = strtod(text, &end);
+  return *end == '\0';
+}
+
 static fp8core_status open_source(const fp8lm_loader *loader, source *one, int all_validation, double fraction) {
   part *train = &one->parts[FP8LM_TRAIN];
   part *validation = &one->parts[FP8LM_VALIDATION];
@@ -323,7 +330,13 @@ static fp8core_status open_source(const fp8lm_loader *loader, source *one, int a
     if (status == FP8CORE_OK && !(all_validation && validation->shard_count)) {
       status = open_series(loader, one->path, "_train", all_validation ? validation : train);
     }
-    if (status == FP8CORE_OK && !train->shard_count && !validation->shard_count) {
+    double weight;
+    if (status == FP8CORE_OK && !train->shard_count && !validation->shard_count && parse_weight(one->path, &weight)) {
+      status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT,
+                                      "%s: there is no such shard; if it is a weight, weights and paths must "
+                                      "alternate: WEIGHT PATH WEIGHT PATH ...",
+                                      one->path);
+    } else if (status == FP8CORE_OK && !train->shard_count && !validation->shard_count) {
       status =
         fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT,
                                "%s: there is no such shard, and no series %s_train_000000.bin", one->path, one->path);
@@ -355,13 +368,6 @@ static fp8core_status split_words(const char *text, char ***words, size_t *count
     *word = '\0';
   }
   return FP8CORE_OK;
-}
-
-static int parse_weight(const char *text, double *weight) {
-  char *end;
-  if (!strchr("0123456789.+", text[0])) return 0;
-  *weight = strtod(text, &end);
-  return *end == '\0';
 }
 
 // Shares of WEIGHT_SUM by the largest remainder; a source that would have none gets one from the largest.

@@ -34,7 +34,8 @@ static void print_help(void) {
          "  --version  print the versions of the tool and of libfp8core\n"
          "\n"
          "'fp8lm COMMAND --help' describes a command and its options.\n"
-         "Exit codes: 0 success; 1 a failure at run time, with a message on standard error; 2 wrong usage.\n");
+         "Exit codes: 0 success; 1 a failure at run time, with a message on standard error; 2 wrong usage;\n"
+         "130 'train' was ended by a signal.\n");
 }
 
 static int help(int argc, char **argv) {

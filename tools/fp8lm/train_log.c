@@ -18,6 +18,9 @@ static fp8core_status at_path(const char *path, fp8core_status status) {
   return status == FP8CORE_OK ? status : fp8core_set_last_error(status, "%.100s: %s", path, reason);
 }
 
+// Without the sign of a NaN, which printf() would show.
+static double plain(double value) { return isnan(value) ? (double)NAN : value; }
+
 // Pieces of a JSON object on one line.
 
 static void begin(FILE *json, const char *event) { fprintf(json, "{\"event\": \"%s\"", event); }
@@ -224,11 +227,11 @@ static void print_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const
   format_time((double)(settings->train_iters - trainer->step) * log->all_seconds / (double)log->all_steps, left,
               sizeof(left));
   int used = snprintf(figures, sizeof(figures), "%s%" PRId64 "/%" PRId64 "  loss %.4f  ", log->bar ? "" : "step ",
-                      trainer->step, settings->train_iters, log->loss_sum / (double)log->steps);
+                      trainer->step, settings->train_iters, plain(log->loss_sum / (double)log->steps));
   // The bar wants the room.
   if (!log->bar)
     used += snprintf(figures + used, sizeof(figures) - (size_t)used, "lr %.2e  norm %.3f  ", result->learning_rate,
-                     (double)result->gradient_norm);
+                     plain((double)result->gradient_norm));
   used += snprintf(figures + used, sizeof(figures) - (size_t)used, "%.0f tokens/s", rate);
   if (log->peak > 0.0)
     used += snprintf(figures + used, sizeof(figures) - (size_t)used, "  MFU %.1f %%",
@@ -287,7 +290,7 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
              trainer->step, trainer->skipped_steps, trainer->skipped_in_a_row);
     if (result->spike)
       printf("step %" PRId64 ": the loss of %.4f is a spike: the steps before had %.4f, with a deviation of %.4f\n",
-             trainer->step, result->loss, result->mean, result->deviation);
+             trainer->step, plain(result->loss), result->mean, result->deviation);
   }
   print_step(log, trainer, result);
 }
@@ -308,7 +311,7 @@ void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *train
     fp8lm_event_file_flush(log->events);
   }
   end_bar(log);
-  printf("step %" PRId64 ": validation loss %.4f\n", trainer->step, loss);
+  printf("step %" PRId64 ": validation loss %.4f\n", trainer->step, plain(loss));
   (void)fflush(stdout);
 }
 

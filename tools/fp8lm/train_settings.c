@@ -130,8 +130,8 @@ static const option_entry table[] = {
   {"val-fraction", REAL, AT(val_fraction), STORED, 0.0, 0.999, NULL, "X",
    "share of a source without validation shards to validate with, its end (default 0.05)"},
   {"vocab-file", TEXT, AT(vocab_file), RUN, ANY, "FILE",
-   "vocab.json and merges.txt of the tokenizer, copied into checkpoints for 'fp8lm generate'"},
-  {"merge-file", TEXT, AT(merge_file), RUN, ANY, "FILE", "(default: bytes)"},
+   "vocab.json of the tokenizer, which checkpoints keep for 'fp8lm generate' (default: that of --load, or bytes)"},
+  {"merge-file", TEXT, AT(merge_file), RUN, ANY, "FILE", "merges.txt of the same"},
   {"eval-interval", INTEGER, AT(eval_interval), STORED, INT_RANGE(0), "N",
    "steps from one validation to the next; one more follows the last step; 0 for none (default 100)"},
   {"eval-iters", INTEGER, AT(eval_iters), STORED, INT_RANGE(0), "N",
@@ -413,7 +413,7 @@ static void print_help(const char *prefix) {
     "Trains a GPT model. Options have Megatron-LM's names where it has them. Prints a line every few steps, or a\n"
     "progress bar on a terminal; writes one JSON object a step to log.jsonl, TensorBoard event files, and\n"
     "checkpoints from which a run continues bit for bit. SIGINT and SIGTERM end the run after the step in progress,\n"
-    "with a checkpoint.\n",
+    "with a checkpoint if there is --save.\n",
     prefix);
   for (int i = 0; i < ENTRIES; i++) {
     if (!table[i].name) {
@@ -437,8 +437,8 @@ static void print_help(const char *prefix) {
     ".\n"
     "\n"
     "Exit codes: 0 success; 1 a failure at run time (data or a checkpoint that cannot be read or written, gradients\n"
-    "that stay infinite, a device that is not there); 2 wrong usage; 130 the run was ended by SIGINT or SIGTERM, and\n"
-    "its checkpoint is written.\n");
+    "that stay infinite, a device that is not there); 2 wrong usage; 130 the run was ended by SIGINT or SIGTERM\n"
+    "(with --save, its checkpoint is written).\n");
 }
 
 // Defaults.
@@ -628,6 +628,15 @@ const char *fp8lm_train_precision_name(const fp8lm_train_settings *settings) { r
 static int check(const char *prefix, const fp8lm_train_settings *settings) {
   if (!settings->data_path)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--data-path is missing; 'fp8lm data tokenize' makes shards");
+  // Here, by the names of options.
+  if (settings->hidden_size % settings->num_attention_heads != 0)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
+                          "--hidden-size is %" PRId64 ", expected a multiple of --num-attention-heads, %" PRId64,
+                          settings->hidden_size, settings->num_attention_heads);
+  if (settings->num_attention_heads % settings->num_query_groups != 0)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
+                          "--num-attention-heads is %" PRId64 ", expected a multiple of --num-query-groups, %" PRId64,
+                          settings->num_attention_heads, settings->num_query_groups);
   const fp8gpt_config config = fp8lm_train_model_config(settings);
   if (fp8gpt_config_validate(&config) != FP8CORE_OK)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "%s", fp8core_last_error());
