@@ -255,6 +255,9 @@ class Train(unittest.TestCase):
         self.assertEqual(options["lr"], 2e-4)
         self.assertEqual(options["ffn-hidden-size"], 64)
         self.assertIs(options["swiglu"], True)
+        # Megatron-LM's name of a recipe is read, and written as our own.
+        self.train("--train-iters", "1", "--fp8-recipe", "tensorwise", "--save", "tensorwise")
+        self.assertEqual(events(self.path("tensorwise"), "start")[0]["options"]["fp8-recipe"], "just-in-time")
         # What the log and the checkpoint say of the options is a configuration, too.
         write(self.path("config.json"), json.dumps(options).encode())
         self.resume("--config", "config.json", "--save", "configured-again")

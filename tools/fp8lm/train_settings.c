@@ -83,13 +83,15 @@ static const option_entry table[] = {
   {"precision", CHOICE, AT(precision), FIXED, OF(precisions), "LEVEL",
    "fp32, bf16, te (FP8 products), fp8-o1 (and FP8 weights and gradients) or fp8-o2 (and FP8 optimizer; default)"},
   {"fp8-recipe", CHOICE, AT(fp8_recipe), FIXED, OF(recipes), "NAME",
-   "scales of FP8 tensors: delayed (from earlier steps; default) or just-in-time"},
+   "scales of FP8 tensors (te, fp8-o1 and fp8-o2 only, as the next three): delayed (from earlier steps; default) or "
+   "just-in-time (Megatron-LM's tensorwise)"},
   {"fp8-amax-history-len", INTEGER, AT(fp8_amax_history_len), FIXED, 1, 65536, NULL, "N",
    "steps that delayed scaling remembers (default 16)"},
   {"fp8-amax-compute-algo", CHOICE, AT(fp8_amax_compute_algo), FIXED, OF(amax_algorithms), "NAME",
    "what it takes of them: max (default) or most_recent"},
   {"fp8-margin", INTEGER, AT(fp8_margin), FIXED, -64, 64, NULL, "N", "powers of two of head-room (default 0)"},
-  {"stochastic-rounding", FLAG, AT(stochastic_rounding), FIXED, ANY, NULL, "master weights round stochastically"},
+  {"stochastic-rounding", FLAG, AT(stochastic_rounding), FIXED, ANY, NULL,
+   "master weights round stochastically (fp8-o2 only: others' are FP32)"},
   {"recompute-activations", FLAG, AT(recompute_activations), STORED, ANY, NULL,
    "keep only the inputs of blocks for the backward pass: less memory, a forward pass more"},
 
@@ -226,6 +228,8 @@ static fp8core_status set_text(fp8lm_train_settings *settings, const option_entr
 }
 
 static int find_choice(const char *const *choices, const char *name) {
+  // Megatron-LM's name.
+  if (choices == recipes && strcmp(name, "tensorwise") == 0) name = "just-in-time";
   for (int i = 0; choices[i]; i++)
     if (strcmp(choices[i], name) == 0) return i;
   return -1;
