@@ -251,6 +251,7 @@ fp8core_status fp8core_workspace(fp8core_context *context, size_t bytes, void **
     fp8core_log(context, FP8CORE_LOG_DEBUG, "workspace grows from %zu to %zu bytes", old_bytes, bytes);
   }
   *pointer = context->workspace;
+  if (context->reserving) return FP8CORE_RESERVED;
   return FP8CORE_OK;
 }
 

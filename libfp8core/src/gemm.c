@@ -212,6 +212,23 @@ fp8core_status fp8core_gemm(fp8core_context *context, const fp8core_gemm_options
   return FP8CORE_OK;
 }
 
+fp8core_status fp8core_gemm_reserve(fp8core_context *context, const fp8core_gemm_options *options,
+                                    const fp8core_tensor *a, const fp8core_tensor *b, const fp8core_tensor *c,
+                                    const fp8core_tensor *d) {
+  fp8core_gemm_job job;
+  int empty;
+  if (!context) return fp8core_invalid("context is NULL, expected a context");
+  FP8CORE_TRY(fp8core_gemm_prepare(context, options, a, b, c, d, &job, &empty));
+  return empty ? FP8CORE_OK : fp8core_reserve_product(context, &job);
+}
+
+fp8core_status fp8core_reserve_product(fp8core_context *context, const fp8core_gemm_job *job) {
+  context->reserving = 1;
+  const fp8core_status status = context->backend->gemm(context, job);
+  context->reserving = 0;
+  return status == FP8CORE_RESERVED ? FP8CORE_OK : status;
+}
+
 // One FP32 operation is the double one rounded to FP32: of two FP32 numbers a product is exact in double and a sum
 // rounds twice without harm (53 >= 2 * 24 + 2: Figueroa, "When is double rounding innocuous?", SIGNUM 1995).
 static double rounded(fp8core_accumulation accumulation, double value) {

@@ -132,12 +132,17 @@ struct fp8core_context {
   // Grown by fp8core_workspace(); owned.
   void *workspace;
   size_t workspace_bytes;
+  // A call is made for the sake of its workspace only: it ends where it has it.
+  int reserving;
   // Of the backend: the stream, cuBLASLt handle and caches of CUDA; NULL on the CPU.
   void *backend_state;
 };
 
 // CPU threads that a call may use now: the context's, but 1 in a child of fork().
 int fp8core_usable_threads(const fp8core_context *context);
+
+// What fp8core_workspace() returns instead of success while the context is reserving; it is passed on like an error.
+#define FP8CORE_RESERVED ((fp8core_status)1)
 
 // At least `bytes` of the context's device memory, 256-byte aligned, contents undefined, valid until the next call.
 fp8core_status fp8core_workspace(fp8core_context *context, size_t bytes, void **pointer);
@@ -170,6 +175,8 @@ fp8core_status fp8core_read_options(const char *name, void *destination, size_t 
 fp8core_status fp8core_gemm_prepare(const fp8core_context *context, const fp8core_gemm_options *options,
                                     const fp8core_tensor *a, const fp8core_tensor *b, const fp8core_tensor *c,
                                     const fp8core_tensor *d, fp8core_gemm_job *job, int *empty);
+// Grows the workspace to what a product needs, which is not computed.
+fp8core_status fp8core_reserve_product(fp8core_context *context, const fp8core_gemm_job *job);
 // Validates arguments of fp8core_cast*() into a job. `transposed` may be NULL. *empty: no elements.
 fp8core_status fp8core_cast_prepare(fp8core_context *context, const fp8core_cast_options *options,
                                     const fp8core_tensor *source, const fp8core_tensor *destination,

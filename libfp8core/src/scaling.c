@@ -406,6 +406,27 @@ fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, con
   return FP8CORE_OK;
 }
 
+fp8core_status fp8core_scaling_gemm_reserve(fp8core_scaling *scaling, int64_t index,
+                                            const fp8core_gemm_options *options, const fp8core_tensor *a,
+                                            const fp8core_tensor *b, const fp8core_tensor *c, const fp8core_tensor *d) {
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  if (!d) return null_argument("d", "a tensor to write");
+  FP8CORE_TRY(check_bindable(scaling, index, "d", d));
+  fp8core_context *const context = scaling->context;
+  fp8core_tensor bound = *d;
+  bind(scaling, index, NULL, &bound);
+  fp8core_gemm_job job;
+  int empty;
+  FP8CORE_TRY(fp8core_gemm_prepare(context, options, a, b, c, &bound, &job, &empty));
+  if (empty) return FP8CORE_OK;
+  // At once, with a history, and by way of FP32, without.
+  if (scaling->arrays.delayed) FP8CORE_TRY(fp8core_reserve_product(context, &job));
+  context->reserving = 1;
+  const fp8core_status status = measured_product(scaling, index, &bound, &job);
+  context->reserving = 0;
+  return status == FP8CORE_RESERVED ? FP8CORE_OK : status;
+}
+
 fp8core_status fp8core_scaling_update(fp8core_scaling *scaling) {
   if (!scaling) return null_argument("scaling", A_STATE);
   FP8CORE_TRY(scaling->context->backend->scaling_update(scaling->context, &scaling->arrays));

@@ -135,6 +135,7 @@ int64_t fp8gpt_config_parameters(const fp8gpt_config *config) {
 }
 
 double fp8gpt_config_flops_per_token(const fp8gpt_config *config, int sequence) {
+  if (fp8gpt_config_validate(config) != FP8CORE_OK) return -1.0;
   const double weights = (double)linear_weights(config) + (double)config->hidden * config->vocabulary;
   return 6.0 * weights + 6.0 * (double)config->layers * config->hidden * sequence;
 }

@@ -93,6 +93,8 @@ struct fp8gpt_model {
   // Of the CPU.
   const struct fp8gpt_ops *ops;
   int threads;
+  // Products make room for themselves, and nothing is computed (fp8gpt_reserve()).
+  int reserving;
   fp8gpt_config config;
   fp8gpt_model_options options;
   int fp8;
@@ -125,7 +127,7 @@ struct fp8gpt_model {
   int64_t gradient_bytes;
   int64_t activation_bytes;
   int64_t workspace_bytes;
-  // FP32, of the largest weight's gradient; made when a second micro-batch first wants it.
+  // FP32, of the largest weight's gradient; where gradients are FP8.
   void *wide_weight_gradient;
   int64_t wide_weight_gradient_bytes;
   // Within the workspace.
@@ -169,6 +171,12 @@ typedef struct fp8gpt_pass {
   // Different tokens, of training.
   int64_t runs;
 } fp8gpt_pass;
+
+// Makes room for every product of the passes (pass.c).
+fp8core_status fp8gpt_reserve(fp8gpt_model *model);
+
+fp8core_status fp8gpt_product(fp8gpt_model *model, const fp8core_gemm_options *options, const fp8core_tensor *a,
+                              const fp8core_tensor *b, const fp8core_tensor *c, const fp8core_tensor *d);
 
 // Linear layers (linear.c). The input's rows become the layer's saved input.
 fp8core_status fp8gpt_linear_forward(fp8gpt_model *model, fp8gpt_linear *layer, int64_t rows, const void *input,

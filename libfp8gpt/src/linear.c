@@ -17,10 +17,25 @@ static fp8core_scaling *scaling_of(const fp8gpt_model *model, int training) {
   return training ? model->scaling : model->evaluation_scaling;
 }
 
+fp8core_status fp8gpt_product(fp8gpt_model *model, const fp8core_gemm_options *options, const fp8core_tensor *a,
+                              const fp8core_tensor *b, const fp8core_tensor *c, const fp8core_tensor *d) {
+  return model->reserving ? fp8core_gemm_reserve(model->context, options, a, b, c, d)
+                          : fp8core_gemm(model->context, options, a, b, c, d);
+}
+
+// The same, stored under the scale of tensor `index`.
+static fp8core_status scaled_product(fp8gpt_model *model, fp8core_scaling *scaling, int index,
+                                     const fp8core_gemm_options *options, const fp8core_tensor *a,
+                                     const fp8core_tensor *b, const fp8core_tensor *c, fp8core_tensor *d) {
+  return model->reserving ? fp8core_scaling_gemm_reserve(scaling, index, options, a, b, c, d)
+                          : fp8core_scaling_gemm(scaling, index, options, a, b, c, d, NULL);
+}
+
 // A cast to FP8 under the scale of tensor `index`.
 static fp8core_status quantise(fp8gpt_model *model, int index, int training, const fp8core_tensor *source,
                                fp8core_tensor *destination) {
   fp8core_cast_options options = fp8core_cast_options_default();
+  if (model->reserving) return fp8core_scaling_bind(scaling_of(model, training), index, destination);
   if (training && model->statistics) options.statistics = &model->statistics[index];
   return fp8core_scaling_cast(scaling_of(model, training), index, &options, source, destination, NULL);
 }
@@ -62,7 +77,7 @@ fp8core_status fp8gpt_linear_forward_saved(fp8gpt_model *model, fp8gpt_linear *l
   set_bias(model, layer, &options);
   fp8core_tensor input = layer->input;
   input.amax = NULL;
-  return fp8core_gemm(model->context, &options, &input, &weight, NULL, &result);
+  return fp8gpt_product(model, &options, &input, &weight, NULL, &result);
 }
 
 fp8core_status fp8gpt_linear_forward(fp8gpt_model *model, fp8gpt_linear *layer, int64_t rows, const void *input,
@@ -87,11 +102,11 @@ fp8core_status fp8gpt_linear_forward_gelu(fp8gpt_model *model, fp8gpt_linear *la
   from.amax = NULL;
   if (!model->fp8) {
     next->input = activations(model, next->input_data, rows, layer->outputs);
-    return fp8core_gemm(model->context, &options, &from, &weight, NULL, &next->input);
+    return fp8gpt_product(model, &options, &from, &weight, NULL, &next->input);
   }
   next->input = fp8gpt_matrix(model, next->input_data, FP8CORE_E4M3, rows, layer->outputs);
-  return fp8core_scaling_gemm(scaling_of(model, training), next->input_scale, &options, &from, &weight, NULL,
-                              &next->input, NULL);
+  return scaled_product(model, scaling_of(model, training), next->input_scale, &options, &from, &weight, NULL,
+                        &next->input);
 }
 
 static fp8core_status bias_gradient(fp8gpt_model *model, int bias, int64_t rows, const void *gradient, int first) {
@@ -102,6 +117,7 @@ static fp8core_status bias_gradient(fp8gpt_model *model, int bias, int64_t rows,
                                   .data = gradient,
                                   .gradient = record->gradient.data,
                                   .first = first};
+  if (model->reserving) return FP8CORE_OK;
   return model->backend->column_sums(model, &job);
 }
 
@@ -136,11 +152,10 @@ static fp8core_status weight_gradient(fp8gpt_model *model, const fp8gpt_linear *
   input.amax = NULL;
   options.transpose_a = 1;
   options.beta = now->first ? 0.0f : 1.0f;
-  if (parameter->gradient_scale < 0)
-    return fp8core_gemm(model->context, &options, output_gradient, &input, earlier, &sum);
-  if (now->first || (now->number & 255) < NEAREST_MICRO_BATCHES)
-    return fp8core_scaling_gemm(model->scaling, parameter->gradient_scale, &options, output_gradient, &input, earlier,
-                                &sum, NULL);
+  if (parameter->gradient_scale < 0) return fp8gpt_product(model, &options, output_gradient, &input, earlier, &sum);
+  if (now->first || now->number % FP8GPT_MICRO_BATCHES < NEAREST_MICRO_BATCHES)
+    return scaled_product(model, model->scaling, parameter->gradient_scale, &options, output_gradient, &input, earlier,
+                          &sum);
   FP8GPT_TRY(take_wide_weight_gradient(model));
   const fp8core_tensor wide =
     fp8gpt_matrix(model, model->wide_weight_gradient, FP8CORE_FP32, layer->outputs, layer->inputs);
@@ -148,7 +163,8 @@ static fp8core_status weight_gradient(fp8gpt_model *model, const fp8gpt_linear *
   rounding.rounding = FP8CORE_ROUND_STOCHASTIC;
   rounding.tensor_id = GRADIENT_DRAWS | (uint32_t)parameter->gradient_scale;
   rounding.step = now->number;
-  FP8GPT_TRY(fp8core_gemm(model->context, &options, output_gradient, &input, earlier, &wide));
+  FP8GPT_TRY(fp8gpt_product(model, &options, output_gradient, &input, earlier, &wide));
+  if (model->reserving) return FP8CORE_OK;
   return fp8core_scaling_cast(model->scaling, parameter->gradient_scale, &rounding, &wide, &sum, NULL);
 }
 
@@ -186,8 +202,8 @@ fp8core_status fp8gpt_linear_backward(fp8gpt_model *model, fp8gpt_linear *layer,
       options.bias_gradient = &sums;
     }
   }
-  FP8GPT_TRY(fp8core_gemm(model->context, &options, &gradient, &weight, NULL, &result));
-  if (!options.bias_gradient) return FP8CORE_OK;
+  FP8GPT_TRY(fp8gpt_product(model, &options, &gradient, &weight, NULL, &result));
+  if (!options.bias_gradient || model->reserving) return FP8CORE_OK;
   return model->backend->add(model, model->column_sums, layer->inputs, model->parameters[bias_below].gradient.data,
                              now->first);
 }

@@ -435,6 +435,7 @@ static fp8core_status create(fp8gpt_model *model) {
   lay_all(model);
   FP8GPT_TRY(fill_angles(model));
   FP8GPT_TRY(create_scaling(model));
+  FP8GPT_TRY(fp8gpt_reserve(model));
   return initialise_weights(model);
 }
 

@@ -284,7 +284,7 @@ static fp8core_status head(fp8gpt_model *model, const fp8gpt_pass *now, float sc
     const fp8core_tensor logits = fp8gpt_matrix(model, model->logits, FP8CORE_FP32, rows, vocabulary);
     fp8core_gemm_options options = fp8core_gemm_options_default();
     options.transpose_b = 1;
-    FP8GPT_TRY(fp8core_gemm(model->context, &options, &input, &output->weight, NULL, &logits));
+    FP8GPT_TRY(fp8gpt_product(model, &options, &input, &output->weight, NULL, &logits));
     fp8gpt_cross_entropy loss;
     loss.rows = rows;
     loss.vocabulary = vocabulary;
@@ -294,7 +294,7 @@ static fp8core_status head(fp8gpt_model *model, const fp8gpt_pass *now, float sc
     loss.losses = model->losses + row;
     loss.dtype = model->activation_dtype;
     loss.dlogits = now->training ? model->logit_gradients : NULL;
-    FP8GPT_TRY(model->backend->cross_entropy(model, &loss));
+    if (!model->reserving) FP8GPT_TRY(model->backend->cross_entropy(model, &loss));
     if (!now->training) continue;
     const fp8core_tensor dlogits =
       fp8gpt_matrix(model, model->logit_gradients, model->activation_dtype, rows, vocabulary);
@@ -304,11 +304,61 @@ static fp8core_status head(fp8gpt_model *model, const fp8gpt_pass *now, float sc
     options = fp8core_gemm_options_default();
     options.transpose_a = 1;
     options.beta = set ? 0.0f : 1.0f;
-    FP8GPT_TRY(fp8core_gemm(model->context, &options, &dlogits, &input, set ? NULL : &gradient, &gradient));
+    FP8GPT_TRY(fp8gpt_product(model, &options, &dlogits, &input, set ? NULL : &gradient, &gradient));
     options = fp8core_gemm_options_default();
-    FP8GPT_TRY(fp8core_gemm(model->context, &options, &dlogits, &output->weight, NULL, &result));
+    FP8GPT_TRY(fp8gpt_product(model, &options, &dlogits, &output->weight, NULL, &result));
   }
   return FP8CORE_OK;
+}
+
+// Products of a pass over `now->rows` rows; all blocks have the same.
+static fp8core_status reserve_rows(fp8gpt_model *model, fp8gpt_pass *now) {
+  fp8gpt_block *block = &model->blocks[0];
+  const int64_t rows = now->rows;
+  const int gelu = model->config.activation == FP8GPT_GELU;
+  FP8GPT_TRY(
+    fp8gpt_linear_forward(model, &block->qkv, rows, input_of(model, &block->qkv), block->qkv_out, now->training));
+  FP8GPT_TRY(
+    fp8gpt_linear_forward(model, &block->projection, rows, block->attention_out, model->branch, now->training));
+  if (gelu) {
+    FP8GPT_TRY(fp8gpt_linear_forward_gelu(model, &block->fc1, &block->fc2, rows, input_of(model, &block->fc1),
+                                          block->fc1_out, now->training));
+    FP8GPT_TRY(fp8gpt_linear_forward_saved(model, &block->fc2, rows, model->branch, now->training));
+  } else {
+    FP8GPT_TRY(
+      fp8gpt_linear_forward(model, &block->fc1, rows, input_of(model, &block->fc1), block->fc1_out, now->training));
+    FP8GPT_TRY(
+      fp8gpt_linear_forward(model, &block->fc2, rows, activated_of(model, block), model->branch, now->training));
+  }
+  FP8GPT_TRY(head(model, now, 1.0f));
+  if (!now->training) return FP8CORE_OK;
+  // The first micro-batch, and one of the later ones.
+  for (now->first = 1; now->first >= 0; now->first--) {
+    now->number = now->first ? 0 : FP8GPT_MICRO_BATCHES - 1;
+    FP8GPT_TRY(fp8gpt_linear_backward(model, &block->fc2, now, branch_gradient(model), 1,
+                                      gelu ? model->wide_gradient : model->hidden, gelu ? block->fc1_out : NULL,
+                                      gelu ? block->fc1.bias : -1));
+    FP8GPT_TRY(
+      fp8gpt_linear_backward(model, &block->fc1, now, model->wide_gradient, !gelu, model->normalised, NULL, -1));
+    FP8GPT_TRY(
+      fp8gpt_linear_backward(model, &block->projection, now, branch_gradient(model), 1, model->branch, NULL, -1));
+    FP8GPT_TRY(fp8gpt_linear_backward(model, &block->qkv, now, model->wide_gradient, 1, model->normalised, NULL, -1));
+  }
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8gpt_reserve(fp8gpt_model *model) {
+  fp8core_status status = FP8CORE_OK;
+  model->reserving = 1;
+  // On the CPU fewer rows are divided otherwise, and may need more.
+  const int64_t least = fp8core_context_device(model->context).type == FP8CORE_DEVICE_CPU ? 1 : model->rows;
+  for (int training = 0; training <= !model->options.inference; training++)
+    for (int64_t rows = model->rows; rows >= least && status == FP8CORE_OK; rows /= 2) {
+      fp8gpt_pass now = {.sequences = 1, .length = rows, .rows = rows, .training = training};
+      status = reserve_rows(model, &now);
+    }
+  model->reserving = 0;
+  return status;
 }
 
 static fp8core_status zero_gradient(fp8gpt_model *model, int parameter) {
@@ -393,15 +443,18 @@ fp8core_status fp8gpt_model_train(fp8gpt_model *model, const fp8gpt_batch *batch
     return fp8gpt_invalid("the model was created with inference 1, expected one for training");
   if (!(isfinite(loss_scale) && loss_scale > 0.0f))
     return fp8gpt_invalid("loss_scale is %g, expected a finite positive number", (double)loss_scale);
-  if (step < 0 || step >= (int64_t)1 << 24)
-    return fp8gpt_invalid("step is %lld, expected 0 to 2^24 - 1", (long long)step);
-  if (micro_batch < 0 || micro_batch > 255) return fp8gpt_invalid("micro_batch is %d, expected 0 to 255", micro_batch);
+  // Initial weights draw with the number that the last micro-batch of one more step would have.
+  const int64_t steps = (INT64_C(1) << 32) / FP8GPT_MICRO_BATCHES - 1;
+  if (step < 0 || step >= steps)
+    return fp8gpt_invalid("step is %lld, expected 0 to %lld", (long long)step, (long long)steps - 1);
+  if (micro_batch < 0 || micro_batch >= FP8GPT_MICRO_BATCHES)
+    return fp8gpt_invalid("micro_batch is %d, expected 0 to %d", micro_batch, FP8GPT_MICRO_BATCHES - 1);
   if (!loss) return fp8gpt_invalid("loss is NULL, expected where to put it");
   fp8gpt_pass now;
   now.sequences = batch->sequences;
   now.length = batch->length;
   now.rows = now.sequences * now.length;
-  now.number = (uint32_t)step << 8 | (uint32_t)micro_batch;
+  now.number = (uint32_t)(step * FP8GPT_MICRO_BATCHES) + (uint32_t)micro_batch;
   now.training = 1;
   now.first = first != 0;
   const int64_t count = counting(batch);
@@ -504,7 +557,7 @@ fp8core_status fp8gpt_model_next(fp8gpt_model *model, const int32_t *tokens, int
   const fp8core_tensor result = fp8gpt_matrix(model, model->logits, FP8CORE_FP32, 1, model->config.vocabulary);
   fp8core_gemm_options options = fp8core_gemm_options_default();
   options.transpose_b = 1;
-  FP8GPT_TRY(fp8core_gemm(model->context, &options, &last, &model->parameters[model->output].weight, NULL, &result));
+  FP8GPT_TRY(fp8gpt_product(model, &options, &last, &model->parameters[model->output].weight, NULL, &result));
   FP8GPT_TRY(fp8core_copy(model->context, logits, model->logits, (size_t)model->config.vocabulary * sizeof(float)));
   model->cached = position + count;
   return FP8CORE_OK;

@@ -740,6 +740,47 @@ static void test_epilogues_of_batches(void **state) {
 }
 
 // A and D as columns of one buffer, which no byte of the others may suffer from.
+// After it the product allocates nothing; it computes and writes nothing itself.
+static void test_reserve(void **state) {
+  (void)state;
+  const int64_t sizes[][3] = {{1, 1, 1}, {33, 65, 129}, {128, 512, 256}, {700, 96, 64}, {4, 0, 8}, {0, 4, 8}};
+  const fp8core_dtype dtypes[] = {FP8CORE_E4M3, FP8CORE_BF16, FP8CORE_FP32};
+  for (int size = 0; size < 6; size++)
+    for (int dtype = 0; dtype < 3; dtype++) {
+      const int64_t m = sizes[size][0];
+      const int64_t n = sizes[size][1];
+      const int64_t k = sizes[size][2];
+      fp8core_context *context = test_context_default();
+      const size_t elements = (size_t)(m * n);
+      float *filled = malloc(elements * sizeof(float) + 1);
+      float *found = malloc(elements * sizeof(float) + 1);
+      assert_true(filled && found);
+      memset(filled, 0x5a, elements * sizeof(float));
+      void *zeros = calloc((size_t)((m + n) * k) + 1, 4);
+      assert_non_null(zeros);
+      const fp8core_tensor a = test_matrix(test_upload(context, zeros, (size_t)(m * k) * 4), dtypes[dtype], m, k);
+      const fp8core_tensor b = test_matrix(test_upload(context, zeros, (size_t)(k * n) * 4), dtypes[dtype], k, n);
+      const fp8core_tensor d = test_matrix(test_upload(context, filled, elements * 4), FP8CORE_FP32, m, n);
+      assert_ok(fp8core_gemm_reserve(context, NULL, &a, &b, NULL, &d));
+      const size_t bytes = fp8core_context_workspace_bytes(context);
+      test_download(context, found, d.data, elements * 4);
+      assert_memory_equal(found, filled, elements * 4);
+      assert_ok(fp8core_gemm(context, NULL, &a, &b, NULL, &d));
+      assert_int_equal(fp8core_context_workspace_bytes(context), bytes);
+      test_download(context, found, d.data, elements * 4);
+      for (size_t i = 0; i < elements; i++) assert_true(found[i] == 0.0f);
+      assert_int_equal(fp8core_gemm_reserve(NULL, NULL, &a, &b, NULL, &d), FP8CORE_ERROR_INVALID_ARGUMENT);
+      assert_int_equal(fp8core_gemm_reserve(context, NULL, &a, NULL, NULL, &d), FP8CORE_ERROR_INVALID_ARGUMENT);
+      test_free(context, a.data);
+      test_free(context, b.data);
+      test_free(context, d.data);
+      free(zeros);
+      free(filled);
+      free(found);
+      fp8core_context_destroy(&context);
+    }
+}
+
 static void test_columns_of_one_buffer(void **state) {
   (void)state;
   fp8core_context *context = test_context_default();
@@ -1250,6 +1291,7 @@ int main(void) {
     cmocka_unit_test(test_activations_of_specials),
     cmocka_unit_test(test_batches),
     cmocka_unit_test(test_epilogues_of_batches),
+    cmocka_unit_test(test_reserve),
     cmocka_unit_test(test_columns_of_one_buffer),
     cmocka_unit_test(test_threads_and_repeats),
     cmocka_unit_test(test_reference_accumulation),

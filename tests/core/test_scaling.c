@@ -1431,8 +1431,19 @@ static void products_at_the_edges(void **unused) {
     options.beta = 0.0f;
     const size_t bytes = fp8core_scaling_memory_bytes(scaling);
     assert_true(bytes >= (size_t)fp8core_scaling_tensors(scaling) * 33);
+    // Room is made beforehand; nothing else changes.
+    test_download(context, codes[0], memory.codes, sizeof(codes[0]));
+    assert_ok(fp8core_scaling_gemm_reserve(scaling, 0, &options, &memory.a, &memory.b, NULL, &d));
+    assert_int_equal(fp8core_scaling_memory_bytes(scaling), bytes + M * N * sizeof(float));
+    const size_t workspace = fp8core_context_workspace_bytes(context);
+    test_download(context, codes[1], memory.codes, sizeof(codes[1]));
+    assert_memory_equal(codes[0], codes[1], sizeof(codes[0]));
+    assert_true(record_of(scaling, 0).scale == 1.0f && record_of(scaling, 0).amax == 0.0f);
+    assert_int_equal(fp8core_scaling_gemm_reserve(scaling, -1, &options, &memory.a, &memory.b, NULL, &d),
+                     FP8CORE_ERROR_INVALID_ARGUMENT);
     assert_ok(fp8core_scaling_gemm(scaling, 0, &options, &memory.a, &memory.b, NULL, &d, NULL));
     assert_int_equal(fp8core_scaling_memory_bytes(scaling), bytes + M * N * sizeof(float));
+    assert_int_equal(fp8core_context_workspace_bytes(context), workspace);
     inverse[0] = read_float(context, d.scale_inverse);
     test_download(context, codes[0], memory.codes, sizeof(codes[0]));
     // D = 3 D + product: about 4 times as much.

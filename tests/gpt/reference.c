@@ -145,7 +145,7 @@ static void attend(const fp8gpt_config *config, int64_t length, double *qkv, dou
 static void drop(const reference *model, int place, int64_t step, int micro_batch, int64_t count, double *values) {
   const double probability = (double)model->config.dropout;
   if (step < 0 || probability == 0.0) return;
-  const uint32_t pass = (uint32_t)(step * 256 + micro_batch);
+  const uint32_t pass = (uint32_t)(step * FP8GPT_MICRO_BATCHES + micro_batch);
   for (int64_t i = 0; i < count; i++) {
     const double draw = (double)fp8core_draw(model->seed, (uint32_t)place, pass, (uint64_t)i) * 0x1p-32;
     values[i] = draw < probability ? 0.0 : values[i] / (1.0 - probability);

@@ -449,7 +449,7 @@ class Train(unittest.TestCase):
             "expected an even number for rotary positions": ["--data-path", "t", "--hidden-size", "12"],
             "--global-batch-size is 4, expected a multiple of --micro-batch-size, 3":
                 ["--data-path", "t", "--micro-batch-size", "3", "--global-batch-size", "4"],
-            "by 1 to 256": ["--data-path", "t", "--micro-batch-size", "1", "--global-batch-size", "257"],
+            "by 1 to 2048": ["--data-path", "t", "--micro-batch-size", "1", "--global-batch-size", "2049"],
             "--seq-length is 99, expected at most --max-position-embeddings, 50":
                 ["--data-path", "t", "--position-embedding-type", "learned_absolute", "--seq-length", "99",
                  "--max-position-embeddings", "50"],

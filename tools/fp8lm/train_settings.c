@@ -99,7 +99,7 @@ static const option_entry table[] = {
   {"micro-batch-size", INTEGER, AT(micro_batch_size), STORED, INT_RANGE(1), "N",
    "sequences of a pass (default 8, at most the global batch)"},
   {"global-batch-size", INTEGER, AT(global_batch_size), FIXED, INT_RANGE(1), "N",
-   "sequences of a step, a multiple of it, at most 256 times (default the preset's, or 8)"},
+   "sequences of a step, a multiple of it, at most 2048 times (default the preset's, or 8)"},
   {"train-iters", INTEGER, AT(train_iters), STORED, 1, 16777215, NULL, "N", "steps of the run in all (default 1000)"},
   {"lr", REAL, AT(lr), STORED, 0.0, 1e30, NULL, "X", "learning rate after the warm-up (default the preset's, or 1e-3)"},
   {"min-lr", REAL, AT(min_lr), STORED, 0.0, 1e30, NULL, "X", "learning rate that the decay ends at (default a tenth)"},
@@ -648,11 +648,12 @@ static int check(const char *prefix, const fp8lm_train_settings *settings) {
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
                           "--seq-length is %" PRId64 ", expected at most --max-position-embeddings, %" PRId64,
                           settings->seq_length, settings->max_position_embeddings);
-  if (settings->global_batch_size % settings->micro_batch_size != 0 || fp8lm_train_micro_batches(settings) > 256)
+  if (settings->global_batch_size % settings->micro_batch_size != 0 ||
+      fp8lm_train_micro_batches(settings) > FP8GPT_MICRO_BATCHES)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
                           "--global-batch-size is %" PRId64 ", expected a multiple of --micro-batch-size, %" PRId64
-                          ", by 1 to 256",
-                          settings->global_batch_size, settings->micro_batch_size);
+                          ", by 1 to %d",
+                          settings->global_batch_size, settings->micro_batch_size, FP8GPT_MICRO_BATCHES);
   const fp8optim_schedule schedule = fp8lm_train_schedule(settings);
   double rate;
   if (fp8optim_schedule_rate(&schedule, 0, &rate) != FP8CORE_OK)

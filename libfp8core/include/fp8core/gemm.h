@@ -147,6 +147,17 @@ FP8CORE_API fp8core_status fp8core_gemm(fp8core_context *context, const fp8core_
 typedef enum fp8core_accumulation { FP8CORE_ACCUMULATE_FP32 = 0, FP8CORE_ACCUMULATE_FP64 = 1 } fp8core_accumulation;
 
 /**
+ * Makes room for fp8core_gemm() with these arguments in the context's workspace, so that the call itself allocates
+ * nothing. Nothing is computed or written; data is not looked at. A product of fewer rows may need more of it, where
+ * its work is divided otherwise.
+ *
+ * \return as fp8core_gemm().
+ */
+FP8CORE_API fp8core_status fp8core_gemm_reserve(fp8core_context *context, const fp8core_gemm_options *options,
+                                                const fp8core_tensor *a, const fp8core_tensor *b,
+                                                const fp8core_tensor *c, const fp8core_tensor *d);
+
+/**
  * The judge: fp8core_gemm() by its definition in plain C on the host, one thread, no workspace, products summed in the
  * order of K. Slow; for tests. Arguments and what is written are those of fp8core_gemm(); all tensors are on the CPU.
  * Thread-safe, as it has no context.

@@ -197,6 +197,18 @@ FP8CORE_API fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_
                                                 float *scale_inverse);
 
 /**
+ * Makes room for fp8core_scaling_gemm() with these arguments, in the state and in the context's workspace, so that the
+ * call itself allocates nothing, now or once there is a history. Nothing is computed, and nothing else of the state
+ * changes; data is not looked at.
+ *
+ * \return as fp8core_scaling_gemm().
+ */
+FP8CORE_API fp8core_status fp8core_scaling_gemm_reserve(fp8core_scaling *scaling, int64_t index,
+                                                        const fp8core_gemm_options *options, const fp8core_tensor *a,
+                                                        const fp8core_tensor *b, const fp8core_tensor *c,
+                                                        const fp8core_tensor *d);
+
+/**
  * Ends a step: takes every tensor's amax into its history, sets the scales from it, and resets the amaxes to 0, in one
  * call (one kernel on CUDA). Data that was cast before with the state's own scale_inverse must not be read afterwards:
  * its scale is gone. An amax of 0 (tensor not used) or below leaves the tensor as it was. One that is infinite or NaN

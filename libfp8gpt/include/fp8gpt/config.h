@@ -86,7 +86,8 @@ FP8GPT_API fp8core_status fp8gpt_config_validate(const fp8gpt_config *config);
 FP8GPT_API int64_t fp8gpt_config_parameters(const fp8gpt_config *config);
 
 /** Floating-point operations of one token, forward and backward (Megatron's count: 6 a weight of the linear and output
- * layers, 6 hidden * sequence a layer for causal attention), at \p sequence tokens a sequence. */
+ * layers, 6 hidden * sequence a layer for causal attention), at \p sequence tokens a sequence; -1 if the config is not
+ * valid. */
 FP8GPT_API double fp8gpt_config_flops_per_token(const fp8gpt_config *config, int sequence);
 
 #ifdef __cplusplus

@@ -5,10 +5,9 @@
  * its weight and the one that receives its gradient; an optimizer reads the gradients and writes the weights, in place
  * or in memory of its own that is bound with fp8gpt_model_bind_weight().
  *
- * Precision: FP8-LM, sections 2.1 and 2.4, and table 6. All memory is planned and allocated at creation, but for what
- * products need: the context's workspace, and memory in which FP8 products are measured, which grow with the first
- * passes and stay. A model belongs to its context and is used by one thread at a time. The same weights, tokens, seed
- * and step give the same bits on any number of threads.
+ * Precision: FP8-LM, sections 2.1 and 2.4, and table 6. All memory is planned and allocated at creation, with the
+ * context's workspace for the model's products: a pass allocates nothing. A model belongs to its context and is used by
+ * one thread at a time. The same weights, tokens, seed and step give the same bits on any number of threads.
  */
 #ifndef FP8GPT_MODEL_H
 #define FP8GPT_MODEL_H
@@ -111,13 +110,16 @@ FP8GPT_API fp8core_status fp8gpt_model_parameter(const fp8gpt_model *model, int6
 
 /**
  * Computes with \p weight from now on: the memory and scale pointers of an optimizer, which must outlive their use.
- * Same shape, dtype and device as the parameter's. The model's own memory for it is kept.
+ * Same shape, dtype and device as the parameter's; a scale that is NULL is 1. The model's own memory for it is kept.
  */
 FP8GPT_API fp8core_status fp8gpt_model_bind_weight(fp8gpt_model *model, int64_t index, const fp8core_tensor *weight);
 
 /** Writes the initial value of a parameter, as FP32, contiguous, on the context's device: a function of seed, name and
  * element only, whatever the precision. */
 FP8GPT_API fp8core_status fp8gpt_model_initial_weight(const fp8gpt_model *model, int64_t index, float *values);
+
+/** Micro-batches of a step at most. */
+#define FP8GPT_MICRO_BATCHES 2048
 
 /** A pass over some sequences. */
 typedef struct fp8gpt_batch {
@@ -132,9 +134,11 @@ typedef struct fp8gpt_batch {
 /**
  * Forward and backward pass: adds the gradient of the mean loss, times \p loss_scale, to the gradients, or sets them to
  * it where \p first is non-zero. For a step of several micro-batches: first for the first one, and loss_scale 1 over
- * their number. FP8 gradients are summed in FP32 and rounded once a micro-batch.
+ * their number. FP8 gradients are summed in FP32 and rounded once a micro-batch: from the ninth on stochastically, with
+ * the context's seed.
  *
- * \param step counts optimizer steps: dropout draws by it and by \p micro_batch.
+ * \param step counts optimizer steps, 0 to 2^21 - 2: dropout draws by it and by \p micro_batch.
+ * \param micro_batch of the step, 0 to FP8GPT_MICRO_BATCHES - 1.
  * \param loss receives the mean cross-entropy in nats of the targets that count, in host memory. Waits for the device.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for sizes or token ids out of range; the gradients are untouched then.
  */
@@ -169,7 +173,7 @@ typedef struct fp8gpt_memory {
   int64_t workspace_bytes;
 } fp8gpt_memory;
 
-/** Exact bytes that the model holds on its device now (see above for what grows); bound weights count as weights. */
+/** Exact bytes that the model holds on its device; bound weights count as weights. */
 FP8GPT_API fp8core_status fp8gpt_memory_report(const fp8gpt_model *model, fp8gpt_memory *memory);
 
 /** Number of tensors with a scale of their own (activations, output gradients, weight gradients), 0 without FP8. */
