@@ -100,7 +100,7 @@ static const option_entry table[] = {
    "sequences of a pass (default 8, at most the global batch)"},
   {"global-batch-size", INTEGER, AT(global_batch_size), FIXED, INT_RANGE(1), "N",
    "sequences of a step, a multiple of it, at most 2048 times (default the preset's, or 8)"},
-  {"train-iters", INTEGER, AT(train_iters), STORED, 1, 16777215, NULL, "N", "steps of the run in all (default 1000)"},
+  {"train-iters", INTEGER, AT(train_iters), STORED, 1, 2097151, NULL, "N", "steps of the run in all (default 1000)"},
   {"lr", REAL, AT(lr), STORED, 0.0, 1e30, NULL, "X", "learning rate after the warm-up (default the preset's, or 1e-3)"},
   {"min-lr", REAL, AT(min_lr), STORED, 0.0, 1e30, NULL, "X", "learning rate that the decay ends at (default a tenth)"},
   {"lr-decay-style", CHOICE, AT(lr_decay_style), STORED, OF(decay_styles), "NAME",
