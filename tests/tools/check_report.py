@@ -10,6 +10,8 @@ import math
 import os
 import random
 import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -536,6 +538,37 @@ class BadInput(Reports):
         self.assertEqual(code, 1)
         with open(self.path("page.html"), encoding="utf-8") as file:
             self.assertEqual(file.read(), before)
+
+    def test_file_too_large(self):
+        run = self.run_folder("a", log(300))
+        done = subprocess.run([FP8LM, "report", "--output", "page.html", run], capture_output=True, timeout=60,
+                              cwd=self.folder.name,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+        self.assertEqual((done.returncode, done.stderr), (1, b"fp8lm report: cannot write page.html: File too large\n"))
+        self.assertEqual(os.listdir(self.folder.name), ["a"])
+
+    def test_signals(self):
+        # Long enough for the signal to come within.
+        runs = [self.run_folder("run-%d" % i, log(3000, seed=i)) for i in range(12)]
+        before = sorted(os.listdir(self.folder.name))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for attempt in range(20):
+                process = subprocess.Popen([FP8LM, "report", "--output", "page.html", *runs], cwd=self.folder.name,
+                                           stdout=subprocess.DEVNULL)
+                while process.poll() is None and not any("page.html" in name for name in os.listdir(self.folder.name)):
+                    pass
+                process.send_signal(number)
+                code = process.wait(60)
+                left = sorted(os.listdir(self.folder.name))
+                if code == -number:
+                    break
+                # It was done sooner.
+                self.assertEqual(code, 0)
+                os.unlink(self.path("page.html"))
+            self.assertIn(left, (before, sorted([*before, "page.html"])))
+            self.assertEqual(code, -number)
+            if left != before:
+                os.unlink(self.path("page.html"))
 
     @staticmethod
     def mask():

@@ -319,6 +319,48 @@ class Train(unittest.TestCase):
         self.assertIn(b"cannot write to standard output", message)
         self.assertEqual(steps_of(self.path("unheard")), [8])
 
+    def test_missing_streams(self):
+        # What is printed does not land in the files that are opened meanwhile.
+        arguments = ["--train-iters", "4", "--eval-interval", "0", "--save"]
+        for stream, expect in ((0, 0), (1, 1), (2, 0)):
+            name = "without-%d" % stream
+            out, message = self.train(*arguments, name, expect=expect, preexec=lambda: os.close(stream))
+            if stream == 1:
+                self.assertIn("cannot write to standard output: Bad file descriptor", message)
+            self.assertEqual([entry["event"] for entry in log_of(self.path(name))],
+                             ["start"] + ["step"] * 4 + ["checkpoint", "end"])
+            self.assertEqual(read(self.path(name, "lock")), b"")
+            file, = glob.glob(self.path(name, "tensorboard", "*"))
+            self.assertEqual(len(event_file.scalars(read(file))["train/loss"]), 4)
+        for arguments in (["--version"], ["--help"], ["data", "check", "t_train_000000.bin"]):
+            code, _, message = run(*arguments, cwd=self.folder, preexec=lambda: os.close(1))
+            self.assertEqual((code, message), (1, "fp8lm: cannot write to standard output: Bad file descriptor\n"))
+
+    def test_shrinking_data(self):
+        shutil.copy(self.path("t_train_000000.bin"), self.path("shrinking.bin"))
+        process = subprocess.Popen(
+            [FP8LM, "train", "--data-path", "shrinking.bin", *TINY, "--train-iters", "1000000", "--eval-interval", "0",
+             "--save-interval", "0", "--save", "shrunk"],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.wait_for_steps(self.path("shrunk"), 2)
+        os.truncate(self.path("shrinking.bin"), 2000)
+        _, message = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 1, message)
+        self.assertRegex(message.decode(), r"fp8lm train: shrinking\.bin: cannot read \d+ bytes at offset \d+: the file "
+                                           "became shorter while it was read")
+
+    def test_many_shards(self):
+        # All are open at once: more than the usual limit lets, and not more than the system does.
+        shards = ["many-%d.bin" % i for i in range(30)]
+        for name in shards:
+            shutil.copy(self.path("t_train_000000.bin"), self.path(name))
+        arguments = ["train", "--data-path", " ".join(shards), *TINY, "--train-iters", "1"]
+        for most, expect in ((200, 0), (20, 1)):
+            code, _, message = run(*arguments, cwd=self.folder,
+                                   preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (15, most)))
+            self.assertEqual(code, expect, message)
+        self.assertRegex(message, r"many-\d+\.bin: cannot open the file: Too many open files")
+
     def start(self, *arguments):
         return subprocess.Popen([FP8LM, "train", "--data-path", "t", *TINY, *arguments], cwd=self.folder,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -97,7 +97,7 @@ static void test_shards(void **state) {
       assert_int_equal(shard.vocabulary, vocabularies[v]);
       assert_ok(fp8lm_shard_check(&shard, 0));
       int32_t read[333];
-      fp8lm_shard_read(&shard, 0, (size_t)shard.count, read);
+      assert_ok(fp8lm_shard_read(&shard, 0, (size_t)shard.count, read));
       for (size_t i = 0; i < shard.count; i++) assert_int_equal(read[i], tokens[begin++]);
       fp8lm_shard_close(&shard);
       fp8lm_shard_close(&shard);

@@ -47,8 +47,6 @@ void fp8lm_data_catch_signals(void) {
   (void)sigaction(SIGINT, &action, NULL);
   (void)sigaction(SIGTERM, &action, NULL);
   (void)sigaction(SIGHUP, &action, NULL);
-  // A limit on the size of files is an error of write(), as a full disk is.
-  (void)signal(SIGXFSZ, SIG_IGN);
 }
 
 double fp8lm_data_seconds(void) {
@@ -193,7 +191,8 @@ static fp8core_status decode_shard(const fp8lm_shard *shard, const fp8lm_tokeniz
   int32_t block[4096];
   for (uint64_t first = 0; first < shard->count; first += 4096) {
     const size_t count = shard->count - first < 4096 ? (size_t)(shard->count - first) : 4096;
-    fp8lm_shard_read(shard, first, count, block);
+    const fp8core_status status = fp8lm_shard_read(shard, first, count, block);
+    if (status != FP8CORE_OK) return status;
     for (size_t i = 0; i < count; i++) {
       size_t length;
       const unsigned char *bytes = fp8lm_tokenizer_bytes(tokenizer, (uint32_t)block[i], &length);

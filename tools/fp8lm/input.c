@@ -4,15 +4,27 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
+
+// The shards of a large corpus are all open at once. Only where the usual limit is too low for that is it raised to
+// what the system allows. Returns whether there is room for more.
+static int allow_more_files(void) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return 0;
+  limit.rlim_cur = limit.rlim_max;
+  return setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
 
 fp8core_status fp8lm_input_open(fp8lm_input *input, const char *path) {
   input->size = 0;
   input->memory = NULL;
   // Without O_NONBLOCK the open itself would wait for the writer of a pipe.
   input->descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (input->descriptor < 0 && errno == EMFILE && allow_more_files())
+    input->descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (input->descriptor < 0) {
     return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "cannot open the file: %s", strerror(errno));
   }

@@ -54,6 +54,12 @@ static fp8core_status out_of_memory(void) {
   return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "not enough memory for the data sources");
 }
 
+static fp8core_status name_error(fp8core_status status, const char *path) {
+  char message[400];
+  snprintf(message, sizeof(message), "%s", fp8core_last_error());
+  return fp8core_set_last_error(status, "%s: %s", path, message);
+}
+
 // The order.
 
 static uint64_t mix(uint64_t x) {
@@ -161,7 +167,8 @@ static fp8core_status read_tokens(const fp8lm_loader *loader, const part *tokens
     const open_shard *at = &tokens->shards[low++];
     const uint64_t offset = first - at->begin;
     const size_t available = at->shard.count - offset < count ? (size_t)(at->shard.count - offset) : count;
-    fp8lm_shard_read(&at->shard, offset, available, out);
+    const fp8core_status status = fp8lm_shard_read(&at->shard, offset, available, out);
+    if (status != FP8CORE_OK) return name_error(status, at->path);
     const uint32_t bound = loader->vocabulary ? loader->vocabulary : at->shard.vocabulary;
     int32_t largest = 0;
     for (size_t i = 0; i < available; i++) largest = out[i] > largest ? out[i] : largest;
@@ -244,12 +251,6 @@ uint64_t fp8lm_loader_sequences(const fp8lm_loader *loader, fp8lm_split split, s
 
 // Opening.
 
-static fp8core_status name_error(fp8core_status status, const char *path) {
-  char message[400];
-  snprintf(message, sizeof(message), "%s", fp8core_last_error());
-  return fp8core_set_last_error(status, "%s: %s", path, message);
-}
-
 static void close_part(part *tokens) {
   for (size_t i = 0; tokens->shards && i < tokens->shard_count; i++) {
     fp8lm_shard_close(&tokens->shards[i].shard);
@@ -311,7 +312,8 @@ static fp8core_status split_tail(const fp8lm_loader *loader, part *from, part *t
 
 static int parse_weight(const char *text, double *weight) {
   char *end;
-  if (!strchr("0123456789.+", text[0])) return 0;
+  // strtod() takes hexadecimal numbers, too.
+  if (!strchr("0123456789.+", text[0]) || strpbrk(text, "xX")) return 0;
   *weight = strtod(text, &end);
   return *end == '\0';
 }

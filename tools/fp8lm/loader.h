@@ -60,7 +60,8 @@ uint64_t fp8lm_loader_sequences(const fp8lm_loader *loader, fp8lm_split split, s
  * The batch of one rank at one step, by any thread: \p inputs and \p targets are [batch, sequence_length], and a target
  * is the token that follows its input. The sequences of all ranks together depend on batch times ranks only. \return
  * FP8CORE_ERROR_INVALID_ARGUMENT where a source is too short for one sequence or arguments are out of range,
- * FP8CORE_ERROR_CORRUPT_DATA for a token beyond the vocabulary.
+ * FP8CORE_ERROR_CORRUPT_DATA for a token beyond the vocabulary, and a shard that cannot be read or became shorter; the
+ * message names it.
  */
 fp8core_status fp8lm_loader_batch(const fp8lm_loader *loader, fp8lm_split split, uint64_t step, uint32_t rank,
                                   uint32_t ranks, size_t batch, size_t sequence_length, int32_t *inputs,

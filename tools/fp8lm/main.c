@@ -1,6 +1,9 @@
 // fp8lm: the command of the suite. A subcommand is one file and one line in a table.
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "command.h"
 
@@ -60,8 +63,22 @@ static int help(int argc, char **argv) {
   return fp8lm_dispatch("fp8lm", "command", commands, count, arguments);
 }
 
+// A file must not get the number of a standard stream that is closed, or what is printed would land in it. Such a
+// stream fails when it is used, as it would without a file in its place: input cannot be read, nor output written.
+static int fill_standard_streams(void) {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; stream++) {
+    if (fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
+    if (open("/dev/null", stream == STDOUT_FILENO ? O_RDONLY : O_WRONLY) != stream) return -1;
+  }
+  return 0;
+}
+
 int main(int argc, char **argv) {
   int result;
+  if (fill_standard_streams() != 0)
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, "fp8lm", "a standard stream is closed, and /dev/null cannot be opened");
+  // A limit on the size of files is an error of write(), as a full disk is.
+  (void)signal(SIGXFSZ, SIG_IGN);
   if (argc > 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--version") == 0)) {
     result = fp8lm_complain(FP8LM_EXIT_USAGE, "fp8lm", "unexpected argument '%s' after %s", argv[2], argv[1]);
   } else if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {

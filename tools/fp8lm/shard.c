@@ -1,16 +1,13 @@
 #include "shard.h"
 
 #include <endian.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "checksum.h"
-#include "input.h"
+
+// Tokens that are checked at once.
+enum { BLOCK = 16384 };
 
 enum { MAGIC_16 = 20240520, VERSION_16 = 1, MAGIC_32 = 20240801, VERSION_32 = 7 };
 
@@ -35,9 +32,13 @@ static uint32_t number_at(const unsigned char *header, size_t index) {
   return le32toh(value);
 }
 
-fp8core_status fp8lm_shard_from_memory(fp8lm_shard *shard, const void *memory, size_t bytes) {
-  const unsigned char *header = memory;
-  memset(shard, 0, sizeof(*shard));
+// Reads what the shard's input begins with.
+static fp8core_status read_header(fp8lm_shard *shard) {
+  unsigned char header[FP8LM_SHARD_HEADER_BYTES];
+  const uint64_t bytes = shard->input.size;
+  const fp8core_status status =
+    fp8lm_input_read(&shard->input, 0, header, bytes < sizeof(header) ? (size_t)bytes : sizeof(header));
+  if (status != FP8CORE_OK) return status;
   if (bytes == 0) return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA, "the file is empty");
   const uint32_t magic = bytes >= 4 ? number_at(header, 0) : 0;
   if (magic != MAGIC_16 && magic != MAGIC_32) {
@@ -52,8 +53,8 @@ fp8core_status fp8lm_shard_from_memory(fp8lm_shard *shard, const void *memory, s
   }
   if (bytes < FP8LM_SHARD_HEADER_BYTES) {
     return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
-                                  "the file has %zu bytes, its header alone should have %zu: it is cut off", bytes,
-                                  FP8LM_SHARD_HEADER_BYTES);
+                                  "the file has %" PRIu64 " bytes, its header alone should have %zu: it is cut off",
+                                  bytes, FP8LM_SHARD_HEADER_BYTES);
   }
   const uint32_t version = number_at(header, 1);
   const uint32_t known = magic == MAGIC_16 ? VERSION_16 : VERSION_32;
@@ -72,8 +73,9 @@ fp8core_status fp8lm_shard_from_memory(fp8lm_shard *shard, const void *memory, s
   const uint64_t expected = FP8LM_SHARD_HEADER_BYTES + (uint64_t)count * width;
   if (bytes != expected) {
     return fp8core_set_last_error(
-      FP8CORE_ERROR_CORRUPT_DATA, "the file has %zu bytes, but its header and %" PRIu32 " tokens have %" PRIu64 ": %s",
-      bytes, count, expected, bytes < expected ? "it is cut off" : "something follows them");
+      FP8CORE_ERROR_CORRUPT_DATA,
+      "the file has %" PRIu64 " bytes, but its header and %" PRIu32 " tokens have %" PRIu64 ": %s", bytes, count,
+      expected, bytes < expected ? "it is cut off" : "something follows them");
   }
   const uint32_t has_checksum = number_at(header, 4);
   if (has_checksum > 1) {
@@ -85,60 +87,65 @@ fp8core_status fp8lm_shard_from_memory(fp8lm_shard *shard, const void *memory, s
   shard->vocabulary = number_at(header, 3);
   shard->has_checksum = (int)has_checksum;
   shard->checksum = number_at(header, 5);
-  shard->tokens = header + FP8LM_SHARD_HEADER_BYTES;
   return FP8CORE_OK;
+}
+
+static fp8core_status open_input(fp8lm_shard *shard) {
+  const fp8core_status status = read_header(shard);
+  if (status != FP8CORE_OK) {
+    fp8lm_input_close(&shard->input);
+    memset(shard, 0, sizeof(*shard));
+  }
+  return status;
+}
+
+fp8core_status fp8lm_shard_from_memory(fp8lm_shard *shard, const void *memory, size_t bytes) {
+  memset(shard, 0, sizeof(*shard));
+  fp8lm_input_from_memory(&shard->input, memory, bytes);
+  return open_input(shard);
 }
 
 fp8core_status fp8lm_shard_open(fp8lm_shard *shard, const char *path) {
   memset(shard, 0, sizeof(*shard));
-  fp8lm_input input;
-  fp8core_status status = fp8lm_input_open(&input, path);
-  if (status != FP8CORE_OK) return status;
-  if (input.size == 0) {
-    fp8lm_input_close(&input);
-    return fp8lm_shard_from_memory(shard, "", 0);
-  }
-  const size_t bytes = (size_t)input.size;
-  void *mapping =
-    bytes == input.size ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, input.descriptor, 0) : (errno = EFBIG, MAP_FAILED);
-  const int reason = errno;
-  fp8lm_input_close(&input);
-  if (mapping == MAP_FAILED) {
-    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot map its %zu bytes: %s", bytes, strerror(reason));
-  }
-  status = fp8lm_shard_from_memory(shard, mapping, bytes);
-  if (status != FP8CORE_OK) {
-    (void)munmap(mapping, bytes);
-    return status;
-  }
-  shard->mapping = mapping;
-  shard->mapping_bytes = bytes;
-  return FP8CORE_OK;
+  const fp8core_status status = fp8lm_input_open(&shard->input, path);
+  return status == FP8CORE_OK ? open_input(shard) : status;
 }
 
-void fp8lm_shard_read(const fp8lm_shard *shard, uint64_t first, size_t count, int32_t *tokens) {
-  const unsigned char *next = shard->tokens + first * shard->width;
-  if (shard->width == 2) {
-    for (size_t i = 0; i < count; i++) {
+static fp8core_status read_bytes(const fp8lm_shard *shard, uint64_t first, size_t count, void *bytes) {
+  return fp8lm_input_read(&shard->input, FP8LM_SHARD_HEADER_BYTES + first * shard->width, bytes, count * shard->width);
+}
+
+// Bytes of tokens to the tokens; they may be the last bytes of the place for them.
+static void decode(const fp8lm_shard *shard, const unsigned char *bytes, size_t count, int32_t *tokens) {
+  for (size_t i = 0; i < count; i++) {
+    if (shard->width == 2) {
       uint16_t token;
-      memcpy(&token, next + 2 * i, 2);
+      memcpy(&token, bytes + 2 * i, 2);
       tokens[i] = le16toh(token);
-    }
-  } else {
-    for (size_t i = 0; i < count; i++) {
-      const uint32_t token = number_at(next, i);
+    } else {
+      const uint32_t token = number_at(bytes, i);
       tokens[i] = token > INT32_MAX ? INT32_MAX : (int32_t)token;
     }
   }
 }
 
+fp8core_status fp8lm_shard_read(const fp8lm_shard *shard, uint64_t first, size_t count, int32_t *tokens) {
+  unsigned char *bytes = (unsigned char *)tokens + count * (sizeof(*tokens) - shard->width);
+  const fp8core_status status = read_bytes(shard, first, count, bytes);
+  if (status == FP8CORE_OK) decode(shard, bytes, count, tokens);
+  return status;
+}
+
 fp8core_status fp8lm_shard_check(const fp8lm_shard *shard, uint32_t vocabulary) {
   const uint32_t bound = vocabulary ? vocabulary : shard->vocabulary;
   uint32_t crc = 0;
-  int32_t block[4096];
-  for (uint64_t first = 0; first < shard->count; first += 4096) {
-    const size_t count = shard->count - first < 4096 ? (size_t)(shard->count - first) : 4096;
-    fp8lm_shard_read(shard, first, count, block);
+  int32_t block[BLOCK];
+  unsigned char bytes[sizeof(block)];
+  for (uint64_t first = 0; first < shard->count; first += BLOCK) {
+    const size_t count = shard->count - first < BLOCK ? (size_t)(shard->count - first) : BLOCK;
+    const fp8core_status status = read_bytes(shard, first, count, bytes);
+    if (status != FP8CORE_OK) return status;
+    decode(shard, bytes, count, block);
     uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) largest = (uint32_t)block[i] > largest ? (uint32_t)block[i] : largest;
     for (size_t i = 0; bound && largest >= bound && i < count; i++) {
@@ -148,7 +155,7 @@ fp8core_status fp8lm_shard_check(const fp8lm_shard *shard, uint32_t vocabulary) 
                                       block[i], bound);
       }
     }
-    if (shard->has_checksum) crc = fp8lm_crc32(crc, shard->tokens + first * shard->width, count * shard->width);
+    if (shard->has_checksum) crc = fp8lm_crc32(crc, bytes, count * shard->width);
   }
   if (shard->has_checksum && crc != shard->checksum) {
     return fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA,
@@ -159,6 +166,7 @@ fp8core_status fp8lm_shard_check(const fp8lm_shard *shard, uint32_t vocabulary) 
 }
 
 void fp8lm_shard_close(fp8lm_shard *shard) {
-  if (shard->mapping) (void)munmap(shard->mapping, shard->mapping_bytes);
+  // An open one has tokens.
+  if (shard->count) fp8lm_input_close(&shard->input);
   memset(shard, 0, sizeof(*shard));
 }

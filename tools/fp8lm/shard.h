@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "fp8core/status.h"
+#include "input.h"
 
 #define FP8LM_SHARD_HEADER_BYTES ((size_t)1024)
 #define FP8LM_SHARD_MAX_TOKENS INT32_MAX
@@ -31,26 +32,24 @@ typedef struct fp8lm_shard {
   uint32_t vocabulary;
   int has_checksum;
   uint32_t checksum;
-  /** Little-endian, \p count times \p width bytes, not aligned to more than the width. */
-  const unsigned char *tokens;
-  /** The mapping; NULL for memory of the caller's. */
-  void *mapping;
-  size_t mapping_bytes;
+  fp8lm_input input;
 } fp8lm_shard;
 
 /**
- * Maps the file and checks its header and its length; tokens are looked at by fp8lm_shard_check() only. The file must
- * not shrink while it is open: that would be a bus error, as with every mapped file. \return
+ * Opens the file and checks its header and its length; tokens are looked at by fp8lm_shard_check() only. \return
  * FP8CORE_ERROR_INVALID_ARGUMENT (no such file), FP8CORE_ERROR_CORRUPT_DATA, FP8CORE_ERROR_NOT_SUPPORTED (a version of
- * later), FP8CORE_ERROR_OUT_OF_MEMORY. The message does not name the file. \p shard is then closed.
+ * later). The message does not name the file. \p shard is then closed.
  */
 fp8core_status fp8lm_shard_open(fp8lm_shard *shard, const char *path);
 
 /** The same for a file that is in memory, which must stay valid. */
 fp8core_status fp8lm_shard_from_memory(fp8lm_shard *shard, const void *memory, size_t bytes);
 
-/** Reads tokens [first, first + count), which must be there. Those of 2^31 and more come out as INT32_MAX. */
-void fp8lm_shard_read(const fp8lm_shard *shard, uint64_t first, size_t count, int32_t *tokens);
+/**
+ * Reads tokens [first, first + count), by any thread. Those of 2^31 and more come out as INT32_MAX. \return
+ * FP8CORE_ERROR_CORRUPT_DATA where they are not there, also of a file that has become shorter, or cannot be read.
+ */
+fp8core_status fp8lm_shard_read(const fp8lm_shard *shard, uint64_t first, size_t count, int32_t *tokens);
 
 /** Checks that every token is below \p vocabulary (0: below the header's, if it has one), and the checksum, if there is
  * one. */

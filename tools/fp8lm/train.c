@@ -33,8 +33,6 @@ static void catch_signals(void) {
   action.sa_flags = (int)(SA_RESTART | SA_RESETHAND);
   (void)sigaction(SIGINT, &action, NULL);
   (void)sigaction(SIGTERM, &action, NULL);
-  // A file size limit is an error of write(), as a full disk is.
-  (void)signal(SIGXFSZ, SIG_IGN);
   // A run goes on when nobody reads its lines any more; its exit status tells.
   (void)signal(SIGPIPE, SIG_IGN);
 }
