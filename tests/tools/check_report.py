@@ -449,7 +449,15 @@ class BadInput(Reports):
         '{"event":"start","memory":{"weights":"x"}}': '"memory": JSON, byte 37: expected a number',
         '{"event":"start","x":' + "[" * 100 + "]" * 100 + "}": "nested deeper than 64 levels",
         '{"event":"st\udcffep"}': "expected UTF-8, found byte 0xff",
+        '{"event":"step","step":2,"loss":1,"loss":9}': 'the key "loss" is there twice',
+        '{"event":"step","step":2,"loss":1,"l\\u006fss":1}': 'the key "loss" is there twice',
+        '{"event":"step","event":"step","step":2,"loss":1}': 'the key "event" is there twice',
+        '{"event":"fp8","step":2,"tensors":[{"name":"a","scale":1,"name":"b"}]}': 'the key "name" is there twice',
+        '{"event":"start","options":{"lr":1,"x":[{"y":{"z":1,"z":1}}]}}': 'the key "z" is there twice',
+        '{"event":"other",' + "".join('"%d":0,' % i for i in range(1000)) + '"7":0}': 'the key "7" is there twice',
         "": None,
+        # Of different objects.
+        '{"event":"start","step":0,"memory":{"step":{"step":1},"event":2},"x":[{"a":1},{"a":1}]}': None,
     }
 
     def test_broken_lines(self):

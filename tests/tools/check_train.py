@@ -14,6 +14,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -33,8 +34,8 @@ WORDS = "the sun rose over a quiet hill and all who saw it sang of bread water s
 
 
 def run(*arguments, cwd=None, input=None, preexec=None):
-    done = subprocess.run([FP8LM, *map(str, arguments)], capture_output=True, cwd=cwd, timeout=300, input=input,
-                          preexec_fn=preexec)
+    done = subprocess.run([FP8LM, *(value if isinstance(value, bytes) else str(value) for value in arguments)],
+                          capture_output=True, cwd=cwd, timeout=300, input=input, preexec_fn=preexec)
     return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
 
 
@@ -442,6 +443,61 @@ class Train(unittest.TestCase):
         process.kill()
         process.communicate()
 
+    def test_one_log(self):
+        process = self.start("--train-iters", "100000", "--save", "logging", "--log-dir", "one-log", "--save-interval", "0")
+        self.wait_for_steps(self.path("one-log"), 1)
+        for options in (["--log-dir", "one-log"], ["--save", "one-log"]):
+            _, message = self.train("--train-iters", "2", *options, expect=1)
+            self.assertIn("one-log/log.jsonl: another run is writing to this log", message)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        self.assertEqual(len(events(self.path("one-log"), "start")), 1)
+        self.train("--train-iters", "2", "--log-dir", "one-log", "--eval-interval", "0")
+        self.assertEqual(len(events(self.path("one-log"), "start")), 2)
+
+    def test_torn_log(self):
+        # A full disk leaves a part of a line, which is the last one for a while.
+        arguments = ["--train-iters", "2", "--eval-interval", "0", "--log-dir", "torn"]
+        self.train(*arguments)
+        whole = read(self.path("torn", "log.jsonl"))
+        write(self.path("torn", "log.jsonl"), whole[:-20])
+        self.train(*arguments)
+        lines = read(self.path("torn", "log.jsonl")).splitlines()
+        self.assertEqual(lines[:4], whole[:-20].splitlines())
+        self.assertEqual([json.loads(line)["event"] for line in lines[4:]], ["start", "step", "step", "end"])
+        _, out, message = run("report", "--output", "torn.html", "torn", cwd=self.folder)
+        self.assertEqual(message.count("\n"), 1)
+        self.assertIn("warning: torn/log.jsonl: line 4: ", message)
+        self.refused(1, "torn/log.jsonl: line 4: ", "report", "--output", "torn.html", "--strict", "torn")
+
+    def test_what_is_no_file(self):
+        # None of them is waited for.
+        os.mkdir(self.path("odd"))
+        for name, folder in (("log.jsonl", ["--log-dir", "odd"]), ("log.jsonl", ["--save", "odd"]),
+                             ("lock", ["--save", "odd"])):
+            path = self.path("odd", name)
+            arguments = ["train", "--data-path", "t", *TINY, "--train-iters", "1", *folder]
+            if os.path.exists(path):
+                os.unlink(path)
+            os.mkfifo(path)
+            expected = "odd/%s: is a pipe, socket or device, expected a regular file" % name
+            self.refused(1, expected, *arguments)
+            os.unlink(path)
+            with socket.socket(socket.AF_UNIX) as listener:
+                # Its own path may be too long for a socket.
+                before = os.getcwd()
+                os.chdir(self.path("odd"))
+                listener.bind(name)
+                os.chdir(before)
+                self.refused(1, expected, *arguments)
+            os.unlink(path)
+            os.symlink("/dev/null", path)
+            self.refused(1, expected, *arguments)
+            os.unlink(path)
+            os.mkdir(path)
+            self.refused(1, "odd/%s: is a directory, expected a regular file" % name, *arguments)
+            os.rmdir(path)
+
     # Skipped steps.
 
     def test_divergence(self):
@@ -482,6 +538,13 @@ class Train(unittest.TestCase):
             "--num-layers is '0', expected a whole number from 1": ["--num-layers", "0"],
             "--lr is '-1', expected a number from 0": ["--lr", "-1"],
             "--lr is 'nan'": ["--lr", "nan"],
+            "--lr is '0x10', expected a number from 0 to 1e+30": ["--lr", "0x10"],
+            "--lr is '1e-400', expected a number that a double holds, from 0 to 1e+30": ["--lr", "1e-400"],
+            "--adam-beta1 is '1', expected a number from 0 to 0.9999999": ["--adam-beta1", "1"],
+            "--micro-batch-size is 2147483647, expected at most 16777215: with 128 tokens a sequence":
+                ["--data-path", "t", "--micro-batch-size", "2147483647", "--seq-length", "128"],
+            "--data-path is '\\xff', expected text in UTF-8": ["--data-path", b"\xff"],
+            "--valid-data-path is 'a\\xff', expected text in UTF-8": ["--data-path", "t", "--valid-data-path", b"a\xff"],
             "--swiglu is 'maybe', expected yes or no": ["--swiglu=maybe"],
             "--precision is 'fp4', expected fp32, bf16, te, fp8-o1 or fp8-o2": ["--precision", "fp4"],
             "there is no preset \"gpt-5\"": ["--data-path", "t", "--preset", "gpt-5"],
@@ -517,6 +580,11 @@ class Train(unittest.TestCase):
             '{"lr": -1}': '"lr" is -1, expected a number from 0',
             '{"lr": 1e999}': '"lr": JSON, byte 7',
             '{"num-layers": 1.5}': '"num-layers" is 1.5, expected a whole number',
+            '{"num-layers": 2147483648}': '"num-layers" is 2147483648, expected a number from 1 to 2147483647',
+            '{"seed": 9007199254740992}':
+                '"seed" is 9007199254740992, expected a number from 0 to 9007199254740991',
+            '{"adam-beta1": 1}': '"adam-beta1" is 1, expected a number from 0 to 0.9999999',
+            '{"lr": 0.1e-400}': '"lr" is 0.1e-400, too small for a double',
             '{"swiglu": 1}': '"swiglu": JSON, byte 11',
             '{"precision": "fp4"}': '"precision" is "fp4", expected fp32',
             '{"save": ""}': '"save" is empty',

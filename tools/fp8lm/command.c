@@ -107,10 +107,16 @@ int fp8lm_parse_integer(const char *prefix, const char *option, const char *text
 int fp8lm_parse_real(const char *prefix, const char *option, const char *text, double minimum, double maximum,
                      double *value) {
   char *end = NULL;
+  errno = 0;
   const double parsed = strtod(text, &end);
-  const int starts_well = (text[0] >= '0' && text[0] <= '9') || text[0] == '.' || text[0] == '-';
-  if (!starts_well || end == text || *end != '\0' || !(parsed >= minimum && parsed <= maximum)) {
-    fp8lm_complain(0, prefix, "%s is '%s', expected a number from %g to %g", option, text, minimum, maximum);
+  const int too_small = errno == ERANGE && parsed == 0.0;
+  // strtod() takes hexadecimal numbers, too.
+  const int starts_well =
+    ((text[0] >= '0' && text[0] <= '9') || text[0] == '.' || text[0] == '-') && !strpbrk(text, "xX");
+  if (!starts_well || end == text || *end != '\0' || too_small || !(parsed >= minimum && parsed <= maximum)) {
+    // 15 digits: limits as they are written.
+    fp8lm_complain(0, prefix, "%s is '%s', expected a %s from %.15g to %.15g", option, text,
+                   too_small ? "number that a double holds," : "number", minimum, maximum);
     return -1;
   }
   *value = parsed;

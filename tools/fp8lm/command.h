@@ -57,7 +57,7 @@ int fp8lm_option_error(const char *prefix, int result, char *const *argv, const 
 int fp8lm_parse_integer(const char *prefix, const char *option, const char *text, int64_t minimum, int64_t maximum,
                         int64_t *value);
 
-/** The same for a finite decimal fraction. */
+/** The same for a finite decimal fraction; one that isn't 0 but too small for a double is refused. */
 int fp8lm_parse_real(const char *prefix, const char *option, const char *text, double minimum, double maximum,
                      double *value);
 

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "output.h"
+
 struct fp8lm_event_file {
   FILE *stream;
 };
@@ -98,9 +100,16 @@ fp8core_status fp8lm_event_file_create(fp8lm_event_file **file, const char *fold
     return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "the path of the event file is too long");
   fp8lm_event_file *created = calloc(1, sizeof(*created));
   if (!created) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate an event file");
-  created->stream = fopen(path, "ab");
+  int descriptor;
+  const fp8core_status status = fp8lm_output_open(&descriptor, path);
+  if (status != FP8CORE_OK) {
+    free(created);
+    return status;
+  }
+  created->stream = fdopen(descriptor, "ab");
   if (!created->stream) {
     const int reason = errno;
+    (void)close(descriptor);
     free(created);
     return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "cannot create an event file: %s", strerror(reason));
   }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "json_reader.h"
+#include "tensor_file.h"
 
 // Steps beyond it are not exact as doubles, which they are drawn as.
 #define MOST_STEP (UINT64_C(1) << 53)
@@ -532,6 +533,70 @@ static fp8core_status read_field(fp8lm_json *json, line_type type, const char *k
   return fp8lm_json_skip(json);
 }
 
+// Keys of the objects that are open, in the line's text.
+typedef struct key_list {
+  struct key {
+    const char *text;
+    size_t length;
+  } * keys;
+  size_t count;
+  size_t room;
+} key_list;
+
+static int compare_keys(const void *left, const void *right) {
+  const struct key *a = left;
+  const struct key *b = right;
+  const int order = memcmp(a->text, b->text, a->length < b->length ? a->length : b->length);
+  return order ? order : (a->length > b->length) - (a->length < b->length);
+}
+
+// Passes over a value, and looks for an object with a key twice. Other mistakes are found, and described, later.
+static fp8core_status find_twins(fp8lm_json *json, key_list *list) {
+  const fp8lm_json_type type = fp8lm_json_peek(json);
+  if (type != FP8LM_JSON_OBJECT && type != FP8LM_JSON_ARRAY) return fp8lm_json_skip(json);
+  const int object = type == FP8LM_JSON_OBJECT;
+  const size_t first = list->count;
+  fp8core_status status = object ? fp8lm_json_enter_object(json) : fp8lm_json_enter_array(json);
+  while (status == FP8CORE_OK) {
+    char *key;
+    size_t length;
+    int more;
+    status = object ? fp8lm_json_next_member(json, &key, &length, &more) : fp8lm_json_next_element(json, &more);
+    if (status != FP8CORE_OK || !more) break;
+    if (object) {
+      struct key *keys = grow(list->keys, list->count, &list->room, sizeof(*keys));
+      if (!keys) return no_memory();
+      list->keys = keys;
+      keys[list->count++] = (struct key){.text = key, .length = length};
+    }
+    status = find_twins(json, list);
+  }
+  if (status != FP8CORE_OK) return status;
+  const size_t count = list->count - first;
+  list->count = first;
+  if (count < 2) return FP8CORE_OK;
+  struct key *keys = list->keys + first;
+  qsort(keys, count, sizeof(*keys), compare_keys);
+  for (size_t i = 1; i < count; i++) {
+    if (compare_keys(&keys[i - 1], &keys[i]) != 0) continue;
+    char quoted[FP8LM_QUOTE_BYTES];
+    // Nothing else comes with this status.
+    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED, "the key %s is there twice",
+                                  fp8lm_quote(quoted, keys[i].text, keys[i].length));
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status check_keys(char *line, size_t length) {
+  fp8lm_json json;
+  key_list list = {.keys = NULL};
+  fp8lm_json_init(&json, line, length);
+  const fp8core_status status = find_twins(&json, &list);
+  free(list.keys);
+  if (status == FP8CORE_ERROR_CORRUPT_DATA) return FP8CORE_OK;
+  return status == FP8CORE_ERROR_NOT_SUPPORTED ? FP8CORE_ERROR_CORRUPT_DATA : status;
+}
+
 // A message names the field that it is about.
 static fp8core_status in_field(fp8core_status status, const char *key, size_t length) {
   if (status != FP8CORE_ERROR_CORRUPT_DATA) return status;
@@ -683,7 +748,7 @@ static int is_blank(const char *line, size_t length) {
   return 1;
 }
 
-// `scratch` holds a copy, for the first look decodes strings in place.
+// `scratch` holds copies, for the first looks decode strings in place.
 static fp8core_status read_line(fp8lm_run_log *log, char *line, char *scratch, size_t length, int ended) {
   if (is_blank(line, length)) return FP8CORE_OK;
   record r = {.parameters = NAN, .peak_resident = NAN};
@@ -691,7 +756,9 @@ static fp8core_status read_line(fp8lm_run_log *log, char *line, char *scratch, s
   for (int i = 0; i < FP8LM_LOG_MEMORY_CLASSES; i++) r.memory[i] = NAN;
   line_type type = LINE_NONE;
   memcpy(scratch, line, length);
-  fp8core_status status = find_type(scratch, length, &type, &r.kind);
+  fp8core_status status = check_keys(scratch, length);
+  memcpy(scratch, line, length);
+  if (status == FP8CORE_OK) status = find_type(scratch, length, &type, &r.kind);
   if (status == FP8CORE_OK) status = read_record(line, length, type, &r);
   if (status == FP8CORE_OK) status = add_record(log, type, &r);
   if (status == FP8CORE_ERROR_CORRUPT_DATA) {

@@ -1,15 +1,13 @@
 // fp8lm train.
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include "command.h"
 #include "machine.h"
+#include "output.h"
 #include "tokenizer.h"
 #include "train_log.h"
 #include "trainer.h"
@@ -62,11 +60,8 @@ static int prepare_folder(run *now) {
   if (!settings->save) return FP8LM_EXIT_SUCCESS;
   if (fp8lm_make_folders(settings->save) != FP8CORE_OK || fp8lm_join_path(path, settings->save, "lock") != FP8CORE_OK)
     return failed_at(settings->save);
-  now->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (now->lock < 0) return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: cannot open: %s", path, strerror(errno));
-  if (flock(now->lock, LOCK_EX | LOCK_NB) != 0)
-    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: another run is writing to this folder", settings->save);
-  return FP8LM_EXIT_SUCCESS;
+  const fp8core_status status = fp8lm_output_open_locked(&now->lock, path, "this folder");
+  return status == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed_at(path);
 }
 
 // The newest checkpoint of a folder must be the run's own: neither of an earlier run, nor later than where this one

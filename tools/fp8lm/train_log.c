@@ -11,6 +11,7 @@
 #include "fp8core/fp8core.h"
 #include "json_writer.h"
 #include "machine.h"
+#include "output.h"
 
 static fp8core_status at_path(const char *path, fp8core_status status) {
   char reason[400];
@@ -45,6 +46,25 @@ static void finish(FILE *json) {
 
 // The file and the events.
 
+// Locked, for the lines of two runs in one file would belong to neither.
+static fp8core_status open_json(fp8lm_train_log *log, const char *path) {
+  int descriptor;
+  const fp8core_status status = fp8lm_output_open_locked(&descriptor, path, "this log");
+  if (status != FP8CORE_OK) return status;
+  char last = '\n';
+  const off_t size = lseek(descriptor, 0, SEEK_END);
+  if (size > 0 && pread(descriptor, &last, 1, size - 1) != 1) last = '\n';
+  log->json = fdopen(descriptor, "a");
+  if (!log->json) {
+    const int reason = errno;
+    (void)close(descriptor);
+    return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "cannot open the log: %s", strerror(reason));
+  }
+  // A run that died, or met a full disk, has left a part of a line: it stays alone.
+  if (last != '\n') fputc('\n', log->json);
+  return FP8CORE_OK;
+}
+
 fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings) {
   memset(log, 0, sizeof(*log));
   log->settings = settings;
@@ -55,10 +75,8 @@ fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_sett
     fp8core_status status = fp8lm_make_folders(folder);
     if (status == FP8CORE_OK) status = fp8lm_join_path(path, folder, "log.jsonl");
     if (status != FP8CORE_OK) return at_path(folder, status);
-    log->json = fopen(path, "a");
-    if (!log->json)
-      return at_path(
-        path, fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "cannot open the log: %s", strerror(errno)));
+    status = open_json(log, path);
+    if (status != FP8CORE_OK) return at_path(path, status);
   }
   if (!folder && !settings->tensorboard_dir) return FP8CORE_OK;
   fp8core_status status = FP8CORE_OK;

@@ -12,6 +12,7 @@
 #include "command.h"
 #include "json_writer.h"
 #include "tensor_file.h"
+#include "utf8.h"
 
 #define corrupt(...) fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA, __VA_ARGS__)
 
@@ -247,7 +248,20 @@ static const char *list_choices(const char *const *choices, char *buffer, size_t
   return buffer;
 }
 
+static int stored(const option_entry *entry) { return entry->name && entry->scope != RUN; }
+
 // The command line.
+
+static int is_utf8(const char *text) {
+  size_t left = strlen(text);
+  while (left) {
+    const size_t length = fp8lm_utf8_length(text, left);
+    if (length == 0) return 0;
+    text += length;
+    left -= length;
+  }
+  return 1;
+}
 
 static int set_from_argument(const char *prefix, const option_entry *entry, const char *value,
                              fp8lm_train_settings *settings) {
@@ -275,14 +289,27 @@ static int set_from_argument(const char *prefix, const option_entry *entry, cons
   case TEXT: break;
   }
   if (!*value) return fp8lm_complain(-1, prefix, "%s is empty", option);
+  // Checkpoints hold it in JSON, which would have replacement characters there.
+  if (stored(entry) && !is_utf8(value))
+    return fp8lm_complain(-1, prefix, "%s is '%s', expected text in UTF-8, as a checkpoint holds no other", option,
+                          value);
   if (set_text(settings, entry, value) != FP8CORE_OK) return fp8lm_complain(-1, prefix, "%s", fp8core_last_error());
   return 0;
 }
 
 // JSON.
 
+// Whether a number that was read as 0 is 0, and not only too small for a double.
+static int says_zero(const char *number, const char *end) {
+  for (; number < end && *number != 'e' && *number != 'E'; number++)
+    if (*number >= '1' && *number <= '9') return 0;
+  return 1;
+}
+
 static fp8core_status read_value(fp8lm_json *json, const option_entry *entry, fp8lm_train_settings *settings) {
   double number = 0.0;
+  const char *start = NULL;
+  int digits = 0;
   int truth = 0;
   char *text = NULL;
   size_t length = 0;
@@ -292,12 +319,19 @@ static fp8core_status read_value(fp8lm_json *json, const option_entry *entry, fp
   switch (entry->kind) {
   case INTEGER:
   case REAL:
+    (void)fp8lm_json_peek(json);
+    start = json->cursor;
     status = fp8lm_json_real(json, &number);
     if (status != FP8CORE_OK) break;
+    if (number == 0.0 && !says_zero(start, json->cursor))
+      return corrupt("\"%s\" is %.*s, too small for a double", entry->name, (int)(json->cursor - start), start);
+    // All whole numbers to the largest limit, and other limits as they are written.
+    digits = entry->kind == INTEGER ? 16 : 15;
     if (!(number >= entry->least && number <= entry->most))
-      return corrupt("\"%s\" is %g, expected a number from %g to %g", entry->name, number, entry->least, entry->most);
+      return corrupt("\"%s\" is %.*g, expected a number from %.*g to %.*g", entry->name, digits, number, digits,
+                     entry->least, digits, entry->most);
     if (entry->kind == INTEGER && number != floor(number))
-      return corrupt("\"%s\" is %g, expected a whole number", entry->name, number);
+      return corrupt("\"%s\" is %.*g, expected a whole number", entry->name, digits, number);
     if (entry->kind == INTEGER)
       *integer_at(settings, entry) = (int64_t)number;
     else
@@ -325,8 +359,6 @@ static fp8core_status read_value(fp8lm_json *json, const option_entry *entry, fp
   (void)snprintf(reason, sizeof(reason), "%s", fp8core_last_error());
   return fp8core_set_last_error(status, "\"%s\": %s", entry->name, reason);
 }
-
-static int stored(const option_entry *entry) { return entry->name && entry->scope != RUN; }
 
 // Reads an object; `given` has a flag for each entry of the table and learns which were there.
 static fp8core_status read_object(fp8lm_json *json, int stored_only, fp8lm_train_settings *settings,
@@ -648,6 +680,12 @@ static int check(const char *prefix, const fp8lm_train_settings *settings) {
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
                           "--seq-length is %" PRId64 ", expected at most --max-position-embeddings, %" PRId64,
                           settings->seq_length, settings->max_position_embeddings);
+  if (settings->micro_batch_size > INT_MAX / config.sequence)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
+                          "--micro-batch-size is %" PRId64
+                          ", expected at most %d: with %d tokens a sequence, a pass has "
+                          "at most 2^31 - 1",
+                          settings->micro_batch_size, INT_MAX / config.sequence, config.sequence);
   if (settings->global_batch_size % settings->micro_batch_size != 0 ||
       fp8lm_train_micro_batches(settings) > FP8GPT_MICRO_BATCHES)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,

@@ -1,0 +1,20 @@
+/** \file
+ * Files that a run writes on the way.
+ */
+#ifndef FP8LM_OUTPUT_H
+#define FP8LM_OUTPUT_H
+
+#include "fp8core/status.h"
+
+/**
+ * Opens the regular file \p path for reading and for writing at its end, and creates it where it is not there. Pipes,
+ * sockets, devices and directories are refused, and none of them is waited for. \return FP8CORE_ERROR_INVALID_ARGUMENT
+ * with a message that does not name the file; *descriptor is then -1.
+ */
+fp8core_status fp8lm_output_open(int *descriptor, const char *path);
+
+/** The same, for one program at a time: the file is locked until it is closed. \p what is it that another run may be
+ * writing to: "this folder". */
+fp8core_status fp8lm_output_open_locked(int *descriptor, const char *path, const char *what);
+
+#endif
