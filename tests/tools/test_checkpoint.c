@@ -128,6 +128,15 @@ static void test_folders(void **state) {
   make_step("step-99999999");
   make_step("step-00000011.tmp");
   make_step("step-");
+  // Not as they are written.
+  make_step("step-8");
+  make_step("step-123456");
+  make_step("step-0000000000000300");
+  make_step("step-000000300");
+  char file[PATH_MAX];
+  fp8lm_saved_file saved_file;
+  path_in_folder(file, "step-200000000");
+  assert_int_equal(fp8lm_write_file(file, "mine", 4, &saved_file), FP8CORE_OK);
   make_step("step-12x");
   make_step("xstep-12");
   int64_t number;
@@ -155,7 +164,33 @@ static void test_folders(void **state) {
   fp8lm_saved_file saved;
   assert_int_equal(fp8lm_write_file(path, "mine", 4, &saved), FP8CORE_OK);
   assert_int_equal(fp8lm_checkpoint_prune(folder, 1), FP8CORE_OK);
-  assert_true(is_there("step-99999999.tmp/notes"));
+  assert_true(is_there("step-99999999/notes"));
+  // Nor does what has a temporary name stand in the way.
+  make_step("step-00000012.tmp");
+  make_step("step-00000011.2.tmp");
+  path_in_folder(path, "step-00000012.tmp/notes");
+  assert_int_equal(fp8lm_write_file(path, "mine", 4, &saved), FP8CORE_OK);
+  path_in_folder(path, "step-00000012.1.tmp");
+  assert_int_equal(fp8lm_write_file(path, "mine", 4, &saved), FP8CORE_OK);
+  assert_int_equal(fp8lm_checkpoint_begin(&writer, folder, 12), FP8CORE_OK);
+  assert_true(is_there("step-00000012.2.tmp") && is_there("step-00000012.tmp/notes"));
+  assert_false(is_there("step-00000011.2.tmp"));
+  fp8lm_checkpoint_abandon(&writer);
+  assert_true(is_there("step-00000012.1.tmp") && is_there("step-00000012.tmp/notes"));
+  assert_false(is_there("step-00000012.2.tmp"));
+  // A checkpoint that cannot be removed under its first temporary name.
+  make_step("step-00000012");
+  assert_int_equal(fp8lm_checkpoint_prune(folder, 2), FP8CORE_OK);
+  assert_false(is_there("step-00000012") || is_there("step-00000012.2.tmp"));
+  assert_true(is_there("step-00000012.1.tmp") && is_there("step-00000012.tmp/notes"));
+  // A link to a checkpoint elsewhere.
+  char link[PATH_MAX];
+  path_in_folder(path, "step-8");
+  path_in_folder(link, "step-00000013");
+  assert_int_equal(symlink(path, link), 0);
+  assert_int_equal(fp8lm_checkpoint_prune(folder, 1), FP8CORE_OK);
+  assert_true(is_there("step-8") && is_there("step-00000013"));
+  assert_true(is_there("step-123456") && is_there("step-0000000000000300") && is_there("step-200000000"));
 }
 
 static int32_t draw_once(const float *logits, int count, double temperature, int64_t top_k, double top_p,

@@ -22,7 +22,9 @@
 
 #define FORMAT "fp8lm checkpoint"
 #define STEP_PREFIX "step-"
+#define STEP_DIGITS 8
 #define TEMPORARY_SUFFIX ".tmp"
+#define MOST_TEMPORARY_NAMES 1000
 #define CHECKSUM_KEY "\"crc32\": \""
 
 static const char *const file_names[FP8LM_CHECKPOINT_MAX_FILES] = {FP8LM_CHECKPOINT_MODEL, FP8LM_CHECKPOINT_STATE,
@@ -67,24 +69,53 @@ static fp8core_status sync_folder(const char *path) {
   return failed ? refused("cannot sync the folder: %s", strerror(reason)) : FP8CORE_OK;
 }
 
-// Only files that checkpoints have: a folder with anything else in it stays.
+// Whether it is a folder (no link to one) with nothing in it but files of checkpoints, all or some of them.
+static int only_checkpoint_files(const char *path) {
+  const int descriptor = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR *directory = descriptor >= 0 ? fdopendir(descriptor) : NULL;
+  if (!directory) {
+    if (descriptor >= 0) close(descriptor);
+    return 0;
+  }
+  int only = 1;
+  for (const struct dirent *entry; only && (entry = readdir(directory)) != NULL;) {
+    struct stat information;
+    const char *name = entry->d_name;
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
+    only = (known_file(name) || strcmp(name, FP8LM_CHECKPOINT_INDEX) == 0) &&
+           fstatat(descriptor, name, &information, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(information.st_mode);
+  }
+  closedir(directory);
+  return only;
+}
+
+// Only files that checkpoints have: a folder with anything else in it stays whole.
 static void remove_folder(const char *path) {
   char file[PATH_MAX];
+  if (!only_checkpoint_files(path)) return;
   if (fp8lm_join_path(file, path, FP8LM_CHECKPOINT_INDEX) == FP8CORE_OK) (void)unlink(file);
   for (int i = 0; i < FP8LM_CHECKPOINT_MAX_FILES; i++)
     if (fp8lm_join_path(file, path, file_names[i]) == FP8CORE_OK) (void)unlink(file);
   (void)rmdir(path);
 }
 
-// The number of "step-NNNNNNNN", -1 for other names. *temporary is set where ".tmp" follows.
-static int64_t step_of_name(const char *name, int *temporary) {
-  *temporary = 0;
+// The number of "step-NNNNNNNN" as step_path() writes it, which has no second spelling; -1 for other names. *rest is
+// what follows the digits.
+static int64_t step_of_name(const char *name, const char **rest) {
   if (strncmp(name, STEP_PREFIX, strlen(STEP_PREFIX)) != 0) return -1;
   const char *digits = name + strlen(STEP_PREFIX);
   const size_t count = strspn(digits, "0123456789");
-  if (count == 0 || count > 15) return -1;
-  *temporary = strcmp(digits + count, TEMPORARY_SUFFIX) == 0;
-  return digits[count] == '\0' || *temporary ? strtoll(digits, NULL, 10) : -1;
+  if (count < STEP_DIGITS || count > 15 || (count > STEP_DIGITS && digits[0] == '0')) return -1;
+  *rest = digits + count;
+  return strtoll(digits, NULL, 10);
+}
+
+// "step-NNNNNNNN.tmp" and, where that was taken, "step-NNNNNNNN.1.tmp" and so on.
+static int is_temporary_name(const char *name) {
+  const char *rest;
+  if (step_of_name(name, &rest) < 0) return 0;
+  if (*rest == '.' && rest[1] >= '1' && rest[1] <= '9') rest += 1 + strspn(rest + 1, "0123456789");
+  return strcmp(rest, TEMPORARY_SUFFIX) == 0;
 }
 
 typedef struct step_list {
@@ -99,16 +130,19 @@ static int compare_steps(const void *one, const void *other) {
   return (left > right) - (left < right);
 }
 
-// Steps of the checkpoints of a folder in ascending order, or of the folders of interrupted ones.
-static fp8core_status list_steps(const char *folder, int temporary, step_list *list) {
+// Steps of the checkpoints of a folder in ascending order.
+static fp8core_status list_steps(const char *folder, step_list *list) {
   memset(list, 0, sizeof(*list));
   DIR *directory = opendir(folder);
   if (!directory) return errno == ENOENT ? FP8CORE_OK : refused("cannot read the folder: %s", strerror(errno));
   fp8core_status status = FP8CORE_OK;
   for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-    int is_temporary;
-    const int64_t step = step_of_name(entry->d_name, &is_temporary);
-    if (step < 0 || is_temporary != temporary) continue;
+    const char *rest;
+    struct stat information;
+    const int64_t step = step_of_name(entry->d_name, &rest);
+    if (step < 0 || *rest != '\0' || fstatat(dirfd(directory), entry->d_name, &information, 0) != 0 ||
+        !S_ISDIR(information.st_mode))
+      continue;
     if (list->count == list->room) {
       const size_t room = 2 * list->room + 16;
       int64_t *grown = realloc(list->steps, room * sizeof(*grown));
@@ -131,21 +165,44 @@ static fp8core_status list_steps(const char *folder, int temporary, step_list *l
   return status;
 }
 
-static fp8core_status step_path(char path[PATH_MAX], const char *folder, int64_t step, const char *suffix) {
+static fp8core_status step_path(char path[PATH_MAX], const char *folder, int64_t step) {
   char name[64];
-  (void)snprintf(name, sizeof(name), STEP_PREFIX "%08" PRId64 "%s", step, suffix);
+  (void)snprintf(name, sizeof(name), STEP_PREFIX "%0*" PRId64, STEP_DIGITS, step);
   return fp8lm_join_path(path, folder, name);
+}
+
+// The name to try after \p tries others, which something is in the way of.
+static fp8core_status temporary_path(char path[PATH_MAX], const char *folder, int64_t step, int tries) {
+  char name[64];
+  if (tries == 0)
+    (void)snprintf(name, sizeof(name), STEP_PREFIX "%0*" PRId64 TEMPORARY_SUFFIX, STEP_DIGITS, step);
+  else
+    (void)snprintf(name, sizeof(name), STEP_PREFIX "%0*" PRId64 ".%d" TEMPORARY_SUFFIX, STEP_DIGITS, step, tries);
+  return fp8lm_join_path(path, folder, name);
+}
+
+// What interrupted runs left.
+static fp8core_status remove_temporary(const char *folder) {
+  DIR *directory = opendir(folder);
+  if (!directory) return errno == ENOENT ? FP8CORE_OK : refused("cannot read the folder: %s", strerror(errno));
+  for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+    char path[PATH_MAX];
+    if (is_temporary_name(entry->d_name) && fp8lm_join_path(path, folder, entry->d_name) == FP8CORE_OK)
+      remove_folder(path);
+  }
+  closedir(directory);
+  return FP8CORE_OK;
 }
 
 fp8core_status fp8lm_checkpoint_newest(const char *folder, char **path, int64_t *step) {
   *path = NULL;
   if (step) *step = -1;
   step_list list;
-  fp8core_status status = list_steps(folder, 0, &list);
+  fp8core_status status = list_steps(folder, &list);
   if (status != FP8CORE_OK) return status;
   if (list.count > 0) {
     char found[PATH_MAX];
-    status = step_path(found, folder, list.steps[list.count - 1], "");
+    status = step_path(found, folder, list.steps[list.count - 1]);
     if (status == FP8CORE_OK) *path = strdup(found);
     if (step) *step = list.steps[list.count - 1];
     if (status == FP8CORE_OK && !*path)
@@ -505,20 +562,22 @@ fp8core_status fp8lm_checkpoint_verify(const char *path, const fp8lm_checkpoint_
 
 fp8core_status fp8lm_checkpoint_begin(fp8lm_checkpoint_writer *writer, const char *folder, int64_t step) {
   char path[PATH_MAX];
-  step_list list;
   writer->folder = folder;
   writer->temporary_path[0] = '\0';
-  fp8core_status status = list_steps(folder, 1, &list);
-  if (status != FP8CORE_OK) return status;
-  for (size_t i = 0; i < list.count; i++)
-    if (step_path(path, folder, list.steps[i], TEMPORARY_SUFFIX) == FP8CORE_OK) remove_folder(path);
-  free(list.steps);
-  status = step_path(writer->final_path, folder, step, "");
-  if (status == FP8CORE_OK) status = step_path(path, folder, step, TEMPORARY_SUFFIX);
-  if (status != FP8CORE_OK) return status;
-  if (mkdir(path, 0777) != 0) return refused("cannot create the folder %s: %s", path, strerror(errno));
-  memcpy(writer->temporary_path, path, sizeof(path));
-  return FP8CORE_OK;
+  fp8core_status status = remove_temporary(folder);
+  if (status == FP8CORE_OK) status = step_path(writer->final_path, folder, step);
+  // Something of the user's that has the name stays, and does not end the run.
+  for (int tries = 0; status == FP8CORE_OK; tries++) {
+    status = temporary_path(path, folder, step, tries);
+    if (status != FP8CORE_OK) break;
+    if (mkdir(path, 0777) == 0) {
+      memcpy(writer->temporary_path, path, sizeof(path));
+      break;
+    }
+    if (errno != EEXIST || tries + 1 == MOST_TEMPORARY_NAMES)
+      status = refused("cannot create the folder %s: %s", path, strerror(errno));
+  }
+  return status;
 }
 
 static fp8core_status write_index(const char *path, const fp8lm_checkpoint_index *index) {
@@ -545,8 +604,9 @@ fp8core_status fp8lm_checkpoint_commit(fp8lm_checkpoint_writer *writer, const fp
   status = sync_folder(writer->temporary_path);
   if (status != FP8CORE_OK) return status;
   if (rename(writer->temporary_path, writer->final_path) != 0) {
-    // A checkpoint of this step is there: both change places at once, and the old one goes.
-    if ((errno != EEXIST && errno != ENOTEMPTY) ||
+    // A checkpoint of this step is there: both change places at once, and the old one goes. What is none (a file, or a
+    // folder that holds something else) stays, under the temporary name.
+    if ((errno != EEXIST && errno != ENOTEMPTY && errno != ENOTDIR) ||
         renameat2(AT_FDCWD, writer->temporary_path, AT_FDCWD, writer->final_path, RENAME_EXCHANGE) != 0)
       return refused("cannot rename %s to %s: %s", writer->temporary_path, writer->final_path, strerror(errno));
     remove_folder(writer->temporary_path);
@@ -563,16 +623,21 @@ void fp8lm_checkpoint_abandon(fp8lm_checkpoint_writer *writer) {
 fp8core_status fp8lm_checkpoint_prune(const char *folder, int64_t keep) {
   step_list list;
   if (keep == 0) return FP8CORE_OK;
-  const fp8core_status status = list_steps(folder, 0, &list);
+  const fp8core_status status = list_steps(folder, &list);
   if (status != FP8CORE_OK) return status;
   for (size_t i = 0; i + (size_t)keep < list.count; i++) {
     char path[PATH_MAX];
     char temporary[PATH_MAX];
-    // Under its temporary name first, so that none is ever there in part.
-    if (step_path(path, folder, list.steps[i], "") != FP8CORE_OK ||
-        step_path(temporary, folder, list.steps[i], TEMPORARY_SUFFIX) != FP8CORE_OK)
-      continue;
-    if (rename(path, temporary) == 0) remove_folder(temporary);
+    if (step_path(path, folder, list.steps[i]) != FP8CORE_OK || !only_checkpoint_files(path)) continue;
+    // Under a temporary name first, so that none is ever there in part.
+    for (int tries = 0; tries < MOST_TEMPORARY_NAMES; tries++) {
+      if (temporary_path(temporary, folder, list.steps[i], tries) != FP8CORE_OK) break;
+      if (rename(path, temporary) == 0) {
+        remove_folder(temporary);
+        break;
+      }
+      if (errno != EEXIST && errno != ENOTEMPTY && errno != ENOTDIR) break;
+    }
   }
   free(list.steps);
   return FP8CORE_OK;

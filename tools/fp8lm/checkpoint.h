@@ -71,7 +71,8 @@ fp8core_status fp8lm_checkpoint_open(const char *path, fp8lm_checkpoint_index *i
 fp8core_status fp8lm_checkpoint_verify(const char *path, const fp8lm_checkpoint_index *index);
 
 /**
- * The checkpoint of the most steps in \p folder, from malloc(); *path is NULL where there is none, or no folder.
+ * The checkpoint of the most steps in \p folder: of its folders step-NNNNNNNN, with 8 digits, or more where the number
+ * has more. From malloc(); *path is NULL where there is none, or no folder.
  * \param step NULL, or receives its number, -1 where there is none.
  */
 fp8core_status fp8lm_checkpoint_newest(const char *folder, char **path, int64_t *step);
@@ -92,7 +93,8 @@ typedef struct fp8lm_checkpoint_writer {
   char temporary_path[PATH_MAX];
 } fp8lm_checkpoint_writer;
 
-/** Makes the folder step-NNNNNNNN.tmp for its files, after removing what an interrupted run left. */
+/** Makes the folder step-NNNNNNNN.tmp for its files, after removing what an interrupted run left; where something else
+ * has that name, step-NNNNNNNN.1.tmp and so on. */
 fp8core_status fp8lm_checkpoint_begin(fp8lm_checkpoint_writer *writer, const char *folder, int64_t step);
 
 /** Writes the index and gives the folder its name; a checkpoint that had it is replaced. */
@@ -101,7 +103,8 @@ fp8core_status fp8lm_checkpoint_commit(fp8lm_checkpoint_writer *writer, const fp
 /** Removes what was written; the message of the error that led here is kept. */
 void fp8lm_checkpoint_abandon(fp8lm_checkpoint_writer *writer);
 
-/** Removes all but the newest \p keep checkpoints of \p folder; 0 removes none. */
+/** Removes all but the newest \p keep checkpoints of \p folder; 0 removes none. One that holds anything else, and a
+ * link to one, stays whole. */
 fp8core_status fp8lm_checkpoint_prune(const char *folder, int64_t keep);
 
 #endif
