@@ -311,6 +311,81 @@ class Train(unittest.TestCase):
         self.same_checkpoints(step(self.path("base"), 8), step(self.path("back"), 8))
         self.same_checkpoints(step(self.path("base"), 12), step(self.path("back"), 12))
 
+    def test_folder_of_another_run(self):
+        # Its checkpoints are neither taken for this run's nor removed as old ones.
+        self.copy("base", "other")
+        shutil.rmtree(step(self.path("other"), 12))
+        for load in (step("base", 4), step("base", 12), "base"):
+            _, message = self.resume("--load", load, "--save", "other", "--train-iters", "14", "--keep-last", "1",
+                                     expect=1)
+            self.assertIn("other has checkpoints of a run already, and base/step-", message)
+            self.assertEqual(steps_of(self.path("other")), [4, 8])
+        # One's own, by other names.
+        os.symlink("other", self.path("other-link"))
+        os.symlink(self.path("other", "step-00000008"), self.path("link"))
+        for load in (self.path("other", "step-00000008") + "//", "link", "other-link/step-00000008"):
+            self.resume("--load", load, "--save", "other", "--train-iters", "9", "--keep-last", "0")
+            shutil.rmtree(step(self.path("other"), 9))
+        code, _, message = run("train", "--load", "step-00000008", "--save", ".", "--train-iters", "9", "--data-path",
+                               "../t", cwd=self.path("other"))
+        self.assertEqual(code, 0, message)
+
+    def test_keeping_what_is_no_checkpoint(self):
+        kept = self.copy("base", "foreign")
+        write(os.path.join(kept, "step-00000004", "notes.txt"), b"mine")
+        os.makedirs(os.path.join(kept, "step-00000014.tmp"))
+        write(os.path.join(kept, "step-00000014.tmp", "notes.txt"), b"mine")
+        write(os.path.join(kept, "step-00000014.1.tmp"), b"mine")
+        os.makedirs(os.path.join(kept, "step-00000013.1.tmp"))
+        write(os.path.join(kept, "step-99999999"), b"mine")
+        for name in ("step-8", "step-123", "step-000000123"):
+            shutil.copytree(step(kept, 8), os.path.join(kept, name))
+        before = {name: checkpoint_files(os.path.join(kept, name))
+                  for name in ("step-00000004", "step-8", "step-123", "step-000000123", "step-00000014.tmp")}
+        self.resume("--save", "foreign", "--resume", "--train-iters", "14", "--keep-last", "1")
+        for name, files in before.items():
+            self.assertEqual(checkpoint_files(os.path.join(kept, name)), files, name)
+        self.assertEqual(sorted(name for name in os.listdir(kept) if name.startswith("step-")),
+                         sorted([*before, "step-00000014", "step-00000014.1.tmp", "step-99999999"]))
+        code, _, message = run("generate", "--load", "foreign", "--max-tokens", "2", "the", cwd=self.folder)
+        self.assertEqual(code, 0, message)
+
+    def test_going_back_in_steps(self):
+        # Refused before a line of a run that never was is in the log.
+        self.copy("base", "behind")
+        lines = log_of(self.path("behind"))
+        _, message = self.resume("--save", "behind", "--resume", "--train-iters", "3", expect=1)
+        self.assertIn("behind/step-00000012 has 12 steps already, and --train-iters is 3", message)
+        self.assertEqual(log_of(self.path("behind")), lines)
+
+    def test_error_in_the_data(self):
+        # A bad token, in a batch or in what validation takes: the steps before it are kept.
+        shard = read(self.path("t_train_000000.bin"))
+        count = (len(shard) - 1024) // 2
+        tokens = bytearray(shard)
+        tokens[1024 + 2 * (count // 2):1024 + 2 * (count // 2) + 2] = struct.pack("<H", 60000)
+        write(self.path("late_train_000000.bin"), tokens)
+        shutil.copy(self.path("t_val_000000.bin"), self.path("late_val_000000.bin"))
+        _, message = self.train("--data-path", "late", "--check-data=no", "--train-iters", "1000", "--save", "late",
+                                "--save-interval", "0", "--eval-interval", "0", "--num-layers", "1", expect=1)
+        self.assertIn("60000", message)
+        done = events(self.path("late"), "step")[-1]["step"]
+        self.assertEqual(steps_of(self.path("late")), [done])
+        self.assertEqual([entry["reason"] for entry in events(self.path("late"), "end")], ["error"])
+        self.train("--train-iters", "1000", "--save", "early", "--save-interval", "0", "--eval-interval", "0",
+                   "--num-layers", "1", "--exit-interval", str(done))
+        for name in ("model.safetensors", "state.safetensors"):
+            self.assertTrue(read(os.path.join(step(self.path("late"), done), name)) ==
+                            read(os.path.join(step(self.path("early"), done), name)))
+        validation = bytearray(read(self.path("t_val_000000.bin")))
+        validation[1024 + 200:1024 + 400] = struct.pack("<H", 60000) * 100
+        write(self.path("late_val.bin"), validation)
+        _, message = self.train("--valid-data-path", "late_val.bin", "--check-data=no", "--train-iters", "10", "--save",
+                                "unvalidated", "--save-interval", "0", "--eval-interval", "5", "--eval-iters", "0",
+                                expect=1)
+        self.assertIn("60000", message)
+        self.assertEqual(steps_of(self.path("unvalidated")), [5])
+
     def test_closed_output(self):
         process = self.start("--train-iters", "8", "--save", "unheard", "--eval-interval", "0", "--log-interval", "1")
         process.stdout.close()
@@ -513,6 +588,23 @@ class Train(unittest.TestCase):
         self.assertEqual(events(self.path("diverged"), "end")[0]["reason"], "skipped")
         self.assertEqual(steps_of(self.path("diverged")), [])
 
+    def test_divergence_keeps_good_checkpoints(self):
+        self.copy("base", "diverging")
+        good = checkpoint_files(step(self.path("diverging"), 12))
+        options = ["--save", "diverging", "--resume", "--lr", "1e30", "--lr-decay-style", "constant",
+                   "--save-interval", "2", "--keep-last", "1", "--eval-interval", "0"]
+        self.resume(*options, "--train-iters", "100", "--max-skipped", "10", expect=1)
+        self.assertEqual(steps_of(self.path("diverging")), [4, 8, 12])
+        self.assertEqual(checkpoint_files(step(self.path("diverging"), 12)), good)
+        skipped = [entry["skipped"] for entry in events(self.path("diverging"), "step")]
+        self.assertEqual(skipped[-10:], [True] * 10)
+        # Nor at the end of one whose last steps were skipped, but not as many.
+        _, message = self.resume(*options, "--train-iters", "18", "--max-skipped", "10")
+        count = int(re.search(r"the last (\d+) steps were skipped, as the gradients were not finite: the last "
+                              r"checkpoint is that of step 12", message)[1])
+        self.assertGreater(count, 1)
+        self.assertEqual(steps_of(self.path("diverging")), [4, 8, 12])
+
     def test_spike(self):
         # Without learning, losses are scattered about one mean, and a low bar finds many of them above.
         out, _ = self.train("--train-iters", "40", "--lr", "0", "--spike-sigma", "0.1", "--save", "spiky",
@@ -563,6 +655,7 @@ class Train(unittest.TestCase):
                 ["--data-path", "t", "--train-iters", "20", "--lr-warmup-iters", "50"],
             "--vocab-file and --merge-file go together": ["--data-path", "t", "--vocab-file", "x"],
             "--resume needs --save": ["--data-path", "t", "--resume"],
+            "--resume and --load exclude each other": ["--resume", "--load", "no-such", "--save", "never"],
             "--data-path is empty": ["--data-path", ""],
         }.items():
             with self.subTest(expected=expected):
@@ -744,8 +837,25 @@ class Train(unittest.TestCase):
         # The model of another shape than its tensors'.
         path = step(self.copy("base", "damaged"), 12)
         sign_index(path, lambda text: text.replace('"num-layers": 2', '"num-layers": 1'))
-        self.refused(1, "tensors, expected", "train", "--load", "damaged", "--train-iters", "14")
-        self.refused(1, "tensors, expected", "generate", "--load", "damaged", "the")
+        expected = "model.safetensors: its tensors have "
+        self.refused(1, expected, "train", "--load", "damaged", "--train-iters", "14")
+        self.refused(1, expected, "generate", "--load", "damaged", "the")
+        # Without the memory or the time of the model that the options ask for.
+        for old, new, expected in (
+            ('"num-layers": 2', '"num-layers": 10000', 'the tensor "layers.9999.attention.qkv.weight" is missing'),
+            ('"vocab-size": 257', '"vocab-size": 16777216',
+             'the tensor "embedding.token.weight" has another shape than the model\'s'),
+            ('"ffn-hidden-size": 128', '"ffn-hidden-size": 4194304',
+             'the tensor "layers.1.ffn.fc2.weight" has another shape than the model\'s'),
+        ):
+            path = step(self.copy("base", "damaged"), 12)
+            self.assertIn(old, read(os.path.join(path, "index.json")).decode())
+            sign_index(path, lambda text: text.replace(old, new))
+            for command in (["train", "--load", "damaged", "--train-iters", "14"],
+                            ["generate", "--load", "damaged", "the"]):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+                self.refused(1, expected, *command)
+                self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 5)
         path = step(self.copy("base", "damaged"), 12)
         sign_index(path, lambda text: text.replace('"hidden-size": 32', '"hidden-size": 36'))
         self.refused(1, "has another shape than the model's", "train", "--load", "damaged", "--train-iters", "14")
@@ -759,6 +869,50 @@ class Train(unittest.TestCase):
         write(os.path.join(path, state), data)
         sign_index(path, lambda text: text)
         self.refused(1, "the master scale of parameter", "train", "--load", "damaged", "--train-iters", "14")
+
+    def test_scales_and_losses_of_checkpoints(self):
+        model, state = "model.safetensors", "state.safetensors"
+        weight = "layers.0.ffn.fc1.weight"
+
+        def changed(file, tensor, value, position=0):
+            """Of an element of a tensor, and all checksums right."""
+            path = step(self.copy("base", "damaged"), 12)
+            data = bytearray(read(os.path.join(path, file)))
+            size, = struct.unpack("<Q", data[:8])
+            at = 8 + size + json.loads(data[8:8 + size])[tensor]["data_offsets"][0] + 4 * position
+            old = data[at:at + 4]
+            data[at:at + 4] = value(old) if callable(value) else struct.pack("<f", value)
+            write(os.path.join(path, file), data)
+            sign_index(path, lambda text: text)
+
+        arguments = ["train", "--load", "damaged", "--train-iters", "14"]
+        for value in (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e-40):
+            with self.subTest(inverse=value):
+                changed(model, weight + "_scale_inv", value)
+                expected = 'model.safetensors: "%s_scale_inv" is ' % weight
+                self.refused(1, expected, *arguments)
+                self.refused(1, expected, "generate", "--load", "damaged", "the")
+        # Another one than the scale's, which is no power of two for rounding to matter.
+        changed(model, weight + "_scale_inv", lambda old: struct.pack("<f", 2 * struct.unpack("<f", old)[0]))
+        self.refused(1, 'model.safetensors: "%s_scale_inv" is ' % weight, *arguments)
+        changed(model, weight + "_scale_inv", lambda old: struct.pack("<I", struct.unpack("<I", old)[0] + 3))
+        self.refused(1, ", as the scale of the weight is ", *arguments)
+        changed(model, weight + "_scale_inv", lambda old: struct.pack("<I", struct.unpack("<I", old)[0] + 1))
+        self.resume(*arguments[1:])
+        for value in (math.nan, math.inf, -1.0):
+            for position, name in enumerate(("master", "exp_avg", "exp_avg_sq")):
+                with self.subTest(amax=value, state=name):
+                    changed(state, weight + ".amaxes", value, position)
+                    self.refused(1, "the %s amax of parameter" % name, *arguments)
+            for position, name in enumerate(("master", "exp_avg", "exp_avg_sq")):
+                with self.subTest(scale=value, state=name):
+                    changed(state, weight + ".scales", value, position)
+                    self.refused(1, "the %s scale of parameter" % name, *arguments)
+            changed(state, weight + ".scales", value, 3)
+            self.refused(1, "scale", *arguments)
+        for value in (math.nan, math.inf):
+            changed(state, "trainer.losses", value, 3)
+            self.refused(1, 'element 3 of "trainer.losses" is', *arguments)
 
     # Generation.
 

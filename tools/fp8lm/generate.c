@@ -161,6 +161,7 @@ static fp8core_status open_model(const generate_settings *settings, generator *s
   if (settings->cuda) context_options.device.type = FP8CORE_DEVICE_CUDA;
   TRY(fp8core_context_create(&state->context, &context_options));
   const fp8gpt_config config = fp8lm_train_model_config(&state->index.settings);
+  TRY(fp8lm_check_weights(&config, state->path));
   fp8gpt_model_options model_options = fp8lm_train_model_options(&state->index.settings);
   model_options.inference = 1;
   model_options.batch = 1;

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "command.h"
@@ -64,9 +65,27 @@ static int prepare_folder(run *now) {
   return status == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed_at(path);
 }
 
-// The newest checkpoint of a folder must be the run's own: neither of an earlier run, nor later than where this one
-// goes on, as it would be taken for the newest for ever.
-static int check_folder(const run *now) {
+// Whether the checkpoint lies in the folder, by its path or, where that is a link, by itself.
+static int lies_in(const char *checkpoint, const char *folder) {
+  char path[PATH_MAX];
+  struct stat one;
+  struct stat other;
+  if (stat(folder, &one) != 0) return 0;
+  if (fp8lm_join_path(path, checkpoint, "..") == FP8CORE_OK && stat(path, &other) == 0 && one.st_dev == other.st_dev &&
+      one.st_ino == other.st_ino)
+    return 1;
+  size_t length = strlen(checkpoint);
+  while (length > 0 && checkpoint[length - 1] == '/') length--;
+  while (length > 0 && checkpoint[length - 1] != '/') length--;
+  if (length >= sizeof(path)) return 0;
+  memcpy(path, checkpoint, length);
+  path[length] = '\0';
+  return stat(length > 0 ? path : ".", &other) == 0 && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+// The checkpoints of a folder must be the run's own, as all but the newest are removed: not those of another run, nor
+// later than where this one goes on, after \p loaded steps, as they would be taken for the newest for ever.
+static int check_folder(const run *now, int64_t loaded) {
   const fp8lm_train_settings *settings = &now->settings;
   char *newest;
   int64_t step;
@@ -75,7 +94,12 @@ static int check_folder(const run *now) {
   if (!newest) return FP8LM_EXIT_SUCCESS;
   if (settings->load) {
     int result = FP8LM_EXIT_SUCCESS;
-    if (step > now->trainer.step)
+    if (!lies_in(settings->load, settings->save))
+      result = fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
+                              "%s has checkpoints of a run already, and %s is none of them: continue that run with "
+                              "--resume, or save elsewhere",
+                              settings->save, settings->load);
+    else if (step > loaded)
       result = fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
                               "%s is later than %s, which is to be continued: remove it, or save elsewhere", newest,
                               settings->load);
@@ -87,6 +111,22 @@ static int check_folder(const run *now) {
                    "%s is there from an earlier run: continue it with --resume, or save elsewhere", newest);
   free(newest);
   return result;
+}
+
+// What can be told of the checkpoint to continue before data are read, a model is made and a log is begun.
+static int check_load(run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
+  fp8lm_checkpoint_index index;
+  if (!settings->load) return check_folder(now, 0);
+  if (fp8lm_checkpoint_open(settings->load, &index) != FP8CORE_OK) return failed_at(settings->load);
+  const int64_t step = index.step;
+  fp8lm_checkpoint_index_free(&index);
+  if (step > settings->train_iters)
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s has %" PRId64 " steps already, and --train-iters is %" PRId64,
+                          settings->load, step, settings->train_iters);
+  const fp8gpt_config config = fp8lm_train_model_config(settings);
+  if (fp8lm_check_weights(&config, settings->load) != FP8CORE_OK) return failed_at(settings->load);
+  return check_folder(now, step);
 }
 
 static int open_data(run *now) {
@@ -160,7 +200,7 @@ static double measure_peak(const fp8lm_trainer *trainer) {
 static int begin(run *now) {
   fp8lm_train_settings *settings = &now->settings;
   int result = prepare_folder(now);
-  if (result == FP8LM_EXIT_SUCCESS && !settings->load) result = check_folder(now);
+  if (result == FP8LM_EXIT_SUCCESS) result = check_load(now);
   if (result == FP8LM_EXIT_SUCCESS) result = open_data(now);
   if (result != FP8LM_EXIT_SUCCESS) return result;
   if (fp8lm_trainer_create(&now->trainer, settings) != FP8CORE_OK) return failed();
@@ -168,8 +208,6 @@ static int begin(run *now) {
   warn_of_tokenizer(now);
   if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK)
     return failed_at(settings->load);
-  if (settings->load) result = check_folder(now);
-  if (result != FP8LM_EXIT_SUCCESS) return result;
   if (fp8lm_train_log_open(&now->log, settings) != FP8CORE_OK) return failed();
   now->log.peak = measure_peak(&now->trainer);
   now->saved = now->trainer.step;
@@ -177,9 +215,6 @@ static int begin(run *now) {
   if (fp8lm_train_log_start(&now->log, &now->trainer, settings->load, fp8lm_loader_tokens(now->loader, FP8LM_TRAIN),
                             fp8lm_loader_tokens(now->loader, FP8LM_VALIDATION)) != FP8CORE_OK)
     return failed();
-  if (now->trainer.step > settings->train_iters)
-    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s has %" PRId64 " steps already, and --train-iters is %" PRId64,
-                          settings->load, now->trainer.step, settings->train_iters);
   return FP8LM_EXIT_SUCCESS;
 }
 
@@ -195,8 +230,11 @@ static int validate(run *now) {
   return FP8LM_EXIT_SUCCESS;
 }
 
+// Skipped steps changed nothing, and a run that has diverged must not replace its good checkpoints: none is written
+// before a step is taken again.
 static int save(run *now) {
-  if (!now->settings.save || now->saved == now->trainer.step) return FP8LM_EXIT_SUCCESS;
+  if (!now->settings.save || now->saved == now->trainer.step || now->trainer.skipped_in_a_row > 0)
+    return FP8LM_EXIT_SUCCESS;
   const double start = fp8lm_now();
   if (fp8lm_trainer_save(&now->trainer, now->settings.save, now->settings.keep_last) != FP8CORE_OK)
     return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
@@ -214,6 +252,34 @@ static fp8core_status observe(fp8lm_trainer *trainer, void *user_data) {
 
 static int due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
+// A step failed. Where it had not begun, as its data could not be read, the state is that after the last one.
+static int failed_step(run *now, int begun) {
+  const int result = failed();
+  if (begun) return result;
+  (void)save(now);
+  fp8lm_train_log_end(&now->log, &now->trainer, "error");
+  return result;
+}
+
+static int failed_validation(run *now) {
+  (void)save(now);
+  fp8lm_train_log_end(&now->log, &now->trainer, "error");
+  return FP8LM_EXIT_FAILURE;
+}
+
+static void tell_skipped(const run *now) {
+  const int64_t skipped = now->trainer.skipped_in_a_row;
+  char text[128] = "";
+  if (skipped == 0) return;
+  if (now->settings.save && now->saved > 0)
+    (void)snprintf(text, sizeof(text), ": the last checkpoint is that of step %" PRId64, now->saved);
+  else if (now->settings.save)
+    (void)snprintf(text, sizeof(text), ": there is no checkpoint");
+  (void)fp8lm_complain(FP8LM_EXIT_SUCCESS, PREFIX,
+                       "the last %" PRId64 " step%s skipped, as the gradients were not finite%s", skipped,
+                       skipped == 1 ? " was" : "s were", text);
+}
+
 static int train(run *now) {
   const fp8lm_train_settings *settings = &now->settings;
   fp8lm_trainer *trainer = &now->trainer;
@@ -223,7 +289,8 @@ static int train(run *now) {
     fp8lm_step_result done;
     const int observed = due(trainer->step + 1, settings->log_fp8_interval);
     if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed();
-    if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK) return failed();
+    if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK)
+      return failed_step(now, done.begun);
     fp8lm_train_log_step(&now->log, trainer, &done);
     if (trainer->skipped_in_a_row >= settings->max_skipped) {
       fp8lm_train_log_end(&now->log, trainer, "skipped");
@@ -232,8 +299,9 @@ static int train(run *now) {
                             "diverged; a lower --lr or more --lr-warmup-iters may help",
                             trainer->skipped_in_a_row);
     }
-    if (due(trainer->step, settings->eval_interval)) result = validate(now);
-    if (result == FP8LM_EXIT_SUCCESS && due(trainer->step, settings->save_interval)) result = save(now);
+    if (due(trainer->step, settings->eval_interval) && validate(now) != FP8LM_EXIT_SUCCESS)
+      return failed_validation(now);
+    if (due(trainer->step, settings->save_interval)) result = save(now);
     if (result != FP8LM_EXIT_SUCCESS) return result;
     if (due(trainer->step, settings->exit_interval) && trainer->step < settings->train_iters) {
       reason = "exit-interval";
@@ -241,9 +309,12 @@ static int train(run *now) {
     }
   }
   if (stop) reason = "signal";
-  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0) result = validate(now);
-  if (result == FP8LM_EXIT_SUCCESS) result = save(now);
+  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0 &&
+      validate(now) != FP8LM_EXIT_SUCCESS)
+    return failed_validation(now);
+  result = save(now);
   fp8lm_train_log_end(&now->log, trainer, reason);
+  tell_skipped(now);
   if (result != FP8LM_EXIT_SUCCESS || !stop) return result;
   return fp8lm_complain(FP8LM_EXIT_SIGNAL, PREFIX, "ended by a signal after step %" PRId64 "%s", trainer->step,
                         settings->save ? "; --resume continues" : ", without a checkpoint, as there is no --save");

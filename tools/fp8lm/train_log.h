@@ -56,7 +56,7 @@ fp8core_status fp8lm_train_log_prepare_fp8(fp8lm_train_log *log, fp8lm_trainer *
 /** Every scaled tensor: within a step, before its end. \p step counts it. */
 fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer, int64_t step);
 
-/** \p reason: "done", "exit-interval", "signal" or "skipped". */
+/** \p reason: "done", "exit-interval", "signal", "skipped" or "error" (in the data). */
 void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, const char *reason);
 
 #endif

@@ -699,8 +699,6 @@ static int check(const char *prefix, const fp8lm_train_settings *settings) {
   if (!settings->vocab_file != !settings->merge_file)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--vocab-file and --merge-file go together");
   if (settings->resume && !settings->save) return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--resume needs --save");
-  if (settings->resume && settings->load)
-    return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--resume and --load exclude each other");
   return FP8LM_EXIT_SUCCESS;
 }
 
@@ -778,7 +776,7 @@ static int read_config_file(const char *prefix, const char *path, fp8lm_train_se
 static int find_checkpoint(const char *prefix, fp8lm_train_settings *settings) {
   char *found = NULL;
   if (settings->resume) {
-    if (!settings->save || settings->load) return FP8LM_EXIT_SUCCESS;
+    if (!settings->save) return FP8LM_EXIT_SUCCESS;
     if (fp8lm_checkpoint_newest(settings->save, &found, NULL) != FP8CORE_OK)
       return fp8lm_complain(FP8LM_EXIT_FAILURE, prefix, "%s: %s", settings->save, fp8core_last_error());
   } else if (settings->load) {
@@ -814,6 +812,8 @@ static int parse(const char *prefix, int argc, char **argv, argument *arguments,
   // Once for what is to be loaded, then over it.
   set_run_defaults(first);
   result = apply(prefix, config, arguments, count, first, given);
+  if (result == FP8LM_EXIT_SUCCESS && first->resume && first->load)
+    result = fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--resume and --load exclude each other");
   if (result == FP8LM_EXIT_SUCCESS) result = find_checkpoint(prefix, first);
   if (result != FP8LM_EXIT_SUCCESS) return result;
   set_run_defaults(settings);

@@ -210,6 +210,7 @@ fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *lo
   const double start = fp8lm_now();
   TRY(fp8lm_loader_batch(loader, FP8LM_TRAIN, (uint64_t)trainer->step, 0, 1, (size_t)settings->global_batch_size,
                          (size_t)settings->seq_length, trainer->tokens, trainer->targets));
+  result->begun = 1;
   const double data_done = fp8lm_now();
   TRY(run_micro_batches(trainer, &result->loss));
   const double model_done = fp8lm_now();

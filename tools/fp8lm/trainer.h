@@ -56,6 +56,8 @@ typedef struct fp8lm_step_result {
   int spike;
   double mean;
   double deviation;
+  /** The batch was read: before that, an error leaves the state as the step before left it. */
+  int begun;
   double data_seconds;
   double model_seconds;
   double optimizer_seconds;
@@ -84,6 +86,12 @@ fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader
 
 /** Writes a checkpoint of the state after the last step to \p folder, and removes old ones. */
 fp8core_status fp8lm_trainer_save(fp8lm_trainer *trainer, const char *folder, int64_t keep);
+
+/**
+ * Whether the weights of the checkpoint \p path, by their names, shapes and number, are those of a model of \p config.
+ * Only the header of the file is read: before a model is made, as its size is known to be that of the file then.
+ */
+fp8core_status fp8lm_check_weights(const fp8gpt_config *config, const char *path);
 
 /** Continues the checkpoint \p path, whose settings are the trainer's. After an error the trainer must not be used. */
 fp8core_status fp8lm_trainer_load(fp8lm_trainer *trainer, const char *path);

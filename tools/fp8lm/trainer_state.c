@@ -1,5 +1,6 @@
 // Trainers to and from checkpoints. model.safetensors has what the model computes with, state.safetensors the rest.
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -237,7 +238,7 @@ static fp8core_status open_file(opened *from, const char *folder, const char *na
   return status;
 }
 
-// The tensor of this name, which must have this dtype and shape. A negative size stands for any.
+// The tensor of this name, which must have this dtype and shape. NULL stands for any dtype, a negative size for any.
 static fp8core_status find_tensor(opened *from, const char *name, const char *dtype, int dimensions,
                                   const int64_t *shape, const fp8lm_tensor **found) {
   const fp8lm_tensor **entry = from->file.tensor_count > 0 ? bsearch(name, from->sorted, from->file.tensor_count,
@@ -245,7 +246,7 @@ static fp8core_status find_tensor(opened *from, const char *name, const char *dt
                                                            : NULL;
   if (!entry) return corrupt("the tensor \"%s\" is missing", name);
   const fp8lm_tensor *tensor = *entry;
-  if (strcmp(tensor->dtype_name, dtype) != 0)
+  if (dtype && strcmp(tensor->dtype_name, dtype) != 0)
     return corrupt("the tensor \"%s\" is %s, expected %s", name, tensor->dtype_name, dtype);
   int same = tensor->dimensions == (size_t)dimensions;
   for (int i = 0; same && i < dimensions; i++) same = shape[i] < 0 || tensor->shape[i] == (uint64_t)shape[i];
@@ -265,6 +266,11 @@ static fp8core_status read_small(opened *from, const char *parameter, const char
   (void)snprintf(name, sizeof(name), "%s%s", parameter, suffix);
   TRY(find_tensor(from, name, "F32", 1, &count, &tensor));
   return fp8lm_input_read(&from->input, tensor->offset, values, (size_t)count * sizeof(*values));
+}
+
+static fp8core_status check_scale_inverse(const char *parameter, float inverse) {
+  if (inverse >= FP8CORE_SCALE_MIN && inverse <= FP8CORE_SCALE_MAX) return FP8CORE_OK;
+  return corrupt("\"%s_scale_inv\" is %g, expected a number in [2^-126, 2^126]", parameter, (double)inverse);
 }
 
 static fp8core_status check_all_used(const opened *from) {
@@ -287,6 +293,65 @@ static fp8core_status read_whole(const opened *from, const fp8lm_tensor *tensor,
     into->room = (size_t)tensor->bytes;
   }
   return fp8lm_input_read(&from->input, tensor->offset, into->bytes, (size_t)tensor->bytes);
+}
+
+// Weights that show every size of the model, in its last layer, and then the number of all elements.
+static fp8core_status check_weights(const fp8gpt_config *config, opened *weights) {
+  const int64_t head = config->hidden / config->heads;
+  const struct {
+    const char *name;
+    int in_layer;
+    int dimensions;
+    int64_t shape[2];
+  } some[] = {
+    {"embedding.token.weight", 0, 2, {config->vocabulary, config->hidden}},
+    {"attention.qkv.weight", 1, 2, {(config->heads + 2 * (int64_t)config->kv_heads) * head, config->hidden}},
+    {"ffn.fc2.weight", 1, 2, {config->hidden, config->ffn_hidden}},
+    {"final_norm.weight", 0, 1, {config->hidden, 1}},
+  };
+  for (size_t i = 0; i < sizeof(some) / sizeof(*some); i++) {
+    char name[NAME_BYTES];
+    const fp8lm_tensor *tensor;
+    if (some[i].in_layer)
+      (void)snprintf(name, sizeof(name), "layers.%d.%s", config->layers - 1, some[i].name);
+    else
+      (void)snprintf(name, sizeof(name), "%s", some[i].name);
+    TRY(find_tensor(weights, name, NULL, some[i].dimensions, some[i].shape, &tensor));
+  }
+  static const char inverse[] = "_scale_inv";
+  uint64_t elements = 0;
+  for (size_t i = 0; i < weights->file.tensor_count; i++) {
+    const fp8lm_tensor *tensor = &weights->file.tensors[i];
+    const size_t length = strlen(tensor->name);
+    if (length < strlen(inverse) || strcmp(tensor->name + length - strlen(inverse), inverse) != 0)
+      elements += tensor->elements;
+  }
+  const int64_t expected = fp8gpt_config_parameters(config);
+  if (expected < 0 || elements != (uint64_t)expected)
+    return corrupt("its tensors have %" PRIu64 " elements, but the model of the options has %" PRId64, elements,
+                   expected);
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8lm_check_weights(const fp8gpt_config *config, const char *path) {
+  opened weights;
+  TRY(in_file(FP8LM_CHECKPOINT_MODEL, open_file(&weights, path, FP8LM_CHECKPOINT_MODEL)));
+  const fp8core_status status = in_file(FP8LM_CHECKPOINT_MODEL, check_weights(config, &weights));
+  close_file(&weights);
+  return status;
+}
+
+// The stored reciprocal is what other readers of the model go by.
+static fp8core_status check_inverse(opened *weights, const char *parameter, float scale) {
+  float inverse;
+  TRY(read_small(weights, parameter, "_scale_inv", 1, &inverse));
+  TRY(check_scale_inverse(parameter, inverse));
+  // A device's division may round the other way.
+  const float expected = 1.0f / scale;
+  if (inverse != expected && inverse != nextafterf(expected, 0.0f) && inverse != nextafterf(expected, INFINITY))
+    return corrupt("\"%s_scale_inv\" is %g, expected %g, as the scale of the weight is %g", parameter, (double)inverse,
+                   (double)expected, (double)scale);
+  return FP8CORE_OK;
 }
 
 static fp8core_status load_states(fp8lm_trainer *trainer, opened *states, opened *weights, block *into) {
@@ -312,10 +377,8 @@ static fp8core_status load_states(fp8lm_trainer *trainer, opened *states, opened
         status = fp8optim_adamw_set_stored(trainer->adamw, i, parts[part], into->bytes, kept.scales[part],
                                            is_weight ? 0.0f : kept.amaxes[part]);
       TRY(in_file(from->name, status));
-      // For readers of the model alone; the scale itself is with the states.
-      float inverse;
       if (is_weight && fp8core_dtype_size(state.dtype) == 1)
-        TRY(in_file(from->name, read_small(from, parameter.name, "_scale_inv", 1, &inverse)));
+        TRY(in_file(from->name, check_inverse(from, parameter.name, kept.scales[part])));
     }
   }
   return FP8CORE_OK;
@@ -330,6 +393,9 @@ static fp8core_status load_rest(fp8lm_trainer *trainer, opened *states, block *i
                    FP8LM_TRAINER_LOSSES);
   trainer->loss_count = (int)tensor->elements;
   TRY(fp8lm_input_read(&states->input, tensor->offset, trainer->losses, (size_t)tensor->bytes));
+  for (int i = 0; i < trainer->loss_count; i++)
+    if (!isfinite(trainer->losses[i]))
+      return corrupt("element %d of \"trainer.losses\" is %g, expected a finite number", i, (double)trainer->losses[i]);
   fp8core_scaling *scaling = fp8gpt_model_scaling(trainer->model);
   if (!scaling) return FP8CORE_OK;
   TRY(find_tensor(states, "model.scaling", "U8", 1, &any, &tensor));
@@ -382,8 +448,7 @@ static fp8core_status load_weight(fp8core_context *context, fp8gpt_model *model,
   TRY(read_whole(weights, tensor, into));
   if (fp8core_dtype_size(parameter.weight.dtype) == 1) {
     TRY(read_small(weights, parameter.name, "_scale_inv", 1, &scale[1]));
-    if (!(scale[1] >= FP8CORE_SCALE_MIN && scale[1] <= FP8CORE_SCALE_MAX))
-      return corrupt("\"%s_scale_inv\" is %g, expected a number in [2^-126, 2^126]", parameter.name, (double)scale[1]);
+    TRY(check_scale_inverse(parameter.name, scale[1]));
     scale[0] = 1.0f / scale[1];
   }
   TRY(fp8core_copy(context, parameter.weight.data, into->bytes, (size_t)tensor->bytes));
