@@ -695,6 +695,7 @@ class Train(unittest.TestCase):
         self.refused(1, "no-such", "train", "--data-path", "no-such", *TINY)
         self.refused(1, "0.7: there is no such shard; if it is a weight, weights and paths must alternate", "train",
                      "--data-path", "0.7 t 0.3", *TINY)
+        self.refused(1, "0x10: there is no such shard", "train", "--data-path", "0x10 t 1 t", *TINY)
         self.refused(1, "vocab", "train", "--data-path", "t", *TINY, "--vocab-size", "50")
         write(self.path("empty.bin"), b"")
         self.refused(1, "empty.bin", "train", "--data-path", "empty.bin", *TINY)
