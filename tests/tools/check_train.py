@@ -424,6 +424,7 @@ class Train(unittest.TestCase):
         self.assertEqual(process.returncode, 1, message)
         self.assertRegex(message.decode(), r"fp8lm train: shrinking\.bin: cannot read \d+ bytes at offset \d+: the file "
                                            "became shorter while it was read")
+        self.assertEqual(steps_of(self.path("shrunk")), [events(self.path("shrunk"), "step")[-1]["step"]])
 
     def test_many_shards(self):
         # All are open at once: more than the usual limit lets, and not more than the system does.
