@@ -18,6 +18,8 @@ const char *fp8core_status_string(fp8core_status status) {
   case FP8CORE_ERROR_DEVICE: return "device error";
   case FP8CORE_ERROR_VERSION_MISMATCH: return "version mismatch";
   case FP8CORE_ERROR_CORRUPT_DATA: return "corrupt data";
+  case FP8CORE_ERROR_TIMEOUT: return "timeout";
+  case FP8CORE_ERROR_PEER: return "peer failure";
   }
   return "unknown status";
 }

@@ -3,7 +3,8 @@
  *
  * Every fallible call of libfp8core returns an #fp8core_status. The library never prints, exits or aborts.
  * What is refused (INVALID_ARGUMENT, NOT_SUPPORTED, VERSION_MISMATCH, CORRUPT_DATA) is refused before any output is
- * written; a handle or pointer that the call would return is then NULL. After ERROR_DEVICE outputs are undefined.
+ * written; a handle or pointer that the call would return is then NULL. After ERROR_DEVICE, ERROR_TIMEOUT and
+ * ERROR_PEER outputs are undefined.
  * All calls of this header may be made from any thread at any time.
  */
 #ifndef FP8CORE_STATUS_H
@@ -27,7 +28,11 @@ typedef enum fp8core_status {
   /** The headers that the caller was compiled with do not fit the library that is loaded. */
   FP8CORE_ERROR_VERSION_MISMATCH = -5,
   /** Serialised bytes are truncated, damaged, or of another kind or version. */
-  FP8CORE_ERROR_CORRUPT_DATA = -6
+  FP8CORE_ERROR_CORRUPT_DATA = -6,
+  /** Of libfp8comm: other ranks have made no progress within the time that the communicator allows. */
+  FP8CORE_ERROR_TIMEOUT = -7,
+  /** Of libfp8comm: another rank is gone, cannot be reached, gave up, or sent something malformed. */
+  FP8CORE_ERROR_PEER = -8
 } fp8core_status;
 
 /** Short English name of \p status, "unknown status" for a value outside the enum. Static storage; thread-safe. */

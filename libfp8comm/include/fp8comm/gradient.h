@@ -1,0 +1,240 @@
+/** \file
+ * The mean of gradients over all ranks, with FP8 on the wire (FP8-LM, Peng et al., 2023, section 2.1).
+ *
+ * A reducer belongs to a communicator and a list of tensors. It packs tensors into buckets, each of which is exchanged
+ * as one: a message of the tensors' amaxes, from which every rank has the same scales; the codes; and a message of
+ * counts, from which every rank has the same next scaling factors. numerics.md, "Gradient all-reduce", has all rules.
+ *
+ * The mean has the same bits on every rank and from run to run, on any number of threads and any CPU tier. Host memory
+ * only. Threads: one at a time, as communicator and context are. Statuses, failures and messages: communicator.h. A
+ * failure of the communicator within a call leaves the reducer good for nothing but fp8comm_gradient_destroy().
+ *
+ * A gradient with an infinity or a NaN on any rank: every rank learns of it in the same call (the result, and the
+ * tensor's statistics), the mean of that tensor is NaN throughout, so that an optimizer that looks skips the step, and
+ * scaling factors stay as they were.
+ */
+#ifndef FP8COMM_GRADIENT_H
+#define FP8COMM_GRADIENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "communicator.h"
+#include "fp8core/context.h"
+#include "fp8core/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** How the contributions are added up. Every rank sends as many elements, with all of them: those of the bucket twice,
+ * less its own part. */
+typedef enum fp8comm_gradient_algorithm {
+  /** Each rank adds up a part of the bucket in FP32, from FP8 contributions, and rounds the mean to FP8 with a scale of
+   * its own: two roundings, however many ranks. */
+  FP8COMM_TWO_SHOT = 0,
+  /** Sums in FP8, rounded at each of the ranks - 1 additions: what a transport's own FP8 sum does, as in the paper. */
+  FP8COMM_NATIVE = 1,
+  /** For comparison: 4 bytes an element, no rounding but FP32's. */
+  FP8COMM_BASELINE_FP32 = 2,
+  /** For comparison: 2 bytes an element, added up in FP32, two roundings. */
+  FP8COMM_BASELINE_BF16 = 3
+} fp8comm_gradient_algorithm;
+
+/** "two-shot", "native", "fp32", "bf16"; "unknown" outside the enum. Thread-safe. */
+FP8COMM_API const char *fp8comm_gradient_algorithm_name(fp8comm_gradient_algorithm algorithm);
+
+/** What values are multiplied by before the cast, beside the shared scale, which makes the largest of all ranks the
+ * format's maximum. Of the FP8 algorithms. */
+typedef enum fp8comm_gradient_scaling {
+  /** A factor mu for each tensor: multiplied by \p backoff for the next step where too many values saturate, in the
+   * cast or in the sum; else it grows. */
+  FP8COMM_SCALING_AUTO = 0,
+  /** 1 / ranks: no sum can saturate, small values underflow. */
+  FP8COMM_SCALING_PRE = 1,
+  /** 1: sums saturate (native). */
+  FP8COMM_SCALING_POST = 2
+} fp8comm_gradient_scaling;
+
+/** "auto", "pre", "post"; "unknown" outside the enum. Thread-safe. */
+FP8COMM_API const char *fp8comm_gradient_scaling_name(fp8comm_gradient_scaling scaling);
+
+typedef struct fp8comm_gradient_options {
+  /** sizeof(fp8comm_gradient_options) as the caller was compiled; another one is FP8CORE_ERROR_VERSION_MISMATCH. */
+  size_t size;
+  fp8comm_gradient_algorithm algorithm;
+  fp8comm_gradient_scaling scaling;
+  /** On the wire, of the FP8 algorithms: E4M3 or E5M2. */
+  fp8core_dtype wire_dtype;
+  /** Buckets that are worked on at once, each with memory of its own, 1 to 64; at most as many as there are. */
+  int buckets_in_flight;
+  /** Bytes on the wire that a bucket has at most, unless one tensor has more: at least 1. */
+  int64_t bucket_bytes;
+  /** Share of values, 0 to 1, above which mu is multiplied by \p backoff. */
+  double saturation_threshold;
+  /** In (0, 1). */
+  double backoff;
+  /** Steps in which mu doubles, at least 1. */
+  double growth_steps;
+  /** mu of the first step, and the limits within which it stays: 2^-60 <= mu_min <= mu_initial <= mu_max <= 2^60. */
+  double mu_initial;
+  double mu_min;
+  double mu_max;
+  /** Non-zero: the mean is compared with that of an FP32 exchange, which costs its bytes and memory. */
+  int measure_snr;
+} fp8comm_gradient_options;
+
+/** Two-shot, auto, E4M3, buckets of 25 MiB, two in flight; the paper's constants: a threshold of 0.001 %, halving,
+ * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR. */
+static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
+  fp8comm_gradient_options options;
+  options.size = sizeof(options);
+  options.algorithm = FP8COMM_TWO_SHOT;
+  options.scaling = FP8COMM_SCALING_AUTO;
+  options.wire_dtype = FP8CORE_E4M3;
+  options.buckets_in_flight = 2;
+  options.bucket_bytes = (int64_t)25 << 20;
+  options.saturation_threshold = 1e-5;
+  options.backoff = 0.5;
+  options.growth_steps = 1000;
+  options.mu_initial = 1;
+  options.mu_min = 0.0000152587890625;
+  options.mu_max = 16;
+  options.measure_snr = 0;
+  return options;
+}
+
+/** Opaque. */
+typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
+
+/**
+ * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket,
+ * and 4 / ranks times its elements (4 + 8 / ranks bytes an element more with \p measure_snr). Tensors are packed in the
+ * order of their indices. Blocking, collective.
+ *
+ * \param reducer receives the handle, NULL on failure.
+ * \param communicator, context must outlive the reducer. The context is a CPU's; its threads do the casts.
+ * \param tensors at least 1.
+ * \param elements of each tensor, at least 0; read during the call.
+ * \param options NULL for the defaults.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, and where ranks do not agree on sizes and options;
+ *         FP8CORE_ERROR_NOT_SUPPORTED for a context on a GPU; FP8CORE_ERROR_VERSION_MISMATCH;
+ *         FP8CORE_ERROR_OUT_OF_MEMORY; those of communicator.h.
+ */
+FP8COMM_API fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer,
+                                                   fp8comm_communicator *communicator, fp8core_context *context,
+                                                   int64_t tensors, const int64_t *elements,
+                                                   const fp8comm_gradient_options *options);
+
+/** Frees the reducer and clears the pointer; ends buckets in flight where they are. NULL and a cleared pointer are
+ * fine. Before communicator and context. */
+FP8COMM_API void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer);
+
+/** What a step did. */
+typedef struct fp8comm_gradient_result {
+  /** Tensors whose gradient held an infinity or a NaN on some rank. With the baselines also those whose sum left the
+   * format's range. The same on every rank. */
+  int64_t nonfinite_tensors;
+  /** The lowest rank that had one; -1: none, or unknown (baselines). */
+  int nonfinite_rank;
+  /** Bytes that this rank sent since the first bucket was started, counted by the transport. */
+  uint64_t bytes_sent;
+} fp8comm_gradient_result;
+
+/**
+ * The mean of every tensor over all ranks: all buckets are started, and waited for. Blocking, collective.
+ *
+ * \param inputs one a tensor, in host memory, of any dtype, shape and row stride, with as many elements as at creation;
+ *        FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes.
+ * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8. Written: the data, at the
+ *        end of the bucket; and scale and scale_inverse, which with FP8 point to floats of the reducer's that hold
+ *        until the tensor's next start, else are NULL. amax is raised as by fp8core_cast(). In place where an output
+ *        has the data pointer of the same tensor's input; any other overlap is the caller's fault.
+ * \param result may be NULL.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on a GPU, or of another size or dtype, before
+ *         anything of this call is exchanged; those of communicator.h.
+ */
+FP8COMM_API fp8core_status fp8comm_gradient_all_reduce(fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
+                                                       fp8core_tensor *outputs, fp8comm_gradient_result *result);
+
+/** Number of buckets. NULL gives 0. */
+FP8COMM_API int64_t fp8comm_gradient_buckets(const fp8comm_gradient_reducer *reducer);
+
+/** The tensors of a bucket: \p count from \p first on. FP8CORE_ERROR_INVALID_ARGUMENT out of range or for NULL. */
+FP8COMM_API fp8core_status fp8comm_gradient_bucket(const fp8comm_gradient_reducer *reducer, int64_t bucket,
+                                                   int64_t *first, int64_t *count);
+
+/**
+ * Starts one bucket, as soon as its gradients are there, so that it travels while others are computed. In the same
+ * order on every rank, each bucket once between two waits. Goes on with those in flight, and waits for the oldest where
+ * as many are in flight as the options allow.
+ *
+ * \param inputs, outputs of all tensors, as above; those of the bucket are looked at, and their data must stay until
+ *        fp8comm_gradient_wait() returns.
+ */
+FP8COMM_API fp8core_status fp8comm_gradient_start(fp8comm_gradient_reducer *reducer, int64_t bucket,
+                                                  const fp8core_tensor *inputs, fp8core_tensor *outputs);
+
+/** Works on buckets in flight; for calls in between. \p done, which may be NULL, receives whether none is left. */
+FP8COMM_API fp8core_status fp8comm_gradient_progress(fp8comm_gradient_reducer *reducer, int *done);
+
+/** Waits for all buckets that were started, and sums up. \p result may be NULL. */
+FP8COMM_API fp8core_status fp8comm_gradient_wait(fp8comm_gradient_reducer *reducer, fp8comm_gradient_result *result);
+
+/** One tensor's last step, over all ranks. Counts are those of fp8core_cast_statistics, 0 with the baselines. */
+typedef struct fp8comm_gradient_statistics {
+  int64_t elements;
+  /** Values that saturated when they were cast, of elements * ranks. */
+  uint64_t saturated_in_cast;
+  /** Additions that saturated (native), of elements * (ranks - 1). */
+  uint64_t saturated_in_sum;
+  /** Values other than 0 that became 0 when they were cast, of elements * ranks. */
+  uint64_t flushed_to_zero;
+  /** Whether some rank's gradient held an infinity or a NaN. */
+  int nonfinite;
+  /** Largest magnitude on any rank; of the mean with the baselines. */
+  float amax;
+  /** By which each rank's values were multiplied: shared scale times factor. */
+  float wire_scale;
+  /** Of the mean as it travelled: mean = code / mean_scale. */
+  float mean_scale;
+  /** Factor of this step, and of the next. 1 unless the scaling is auto. */
+  double mu;
+  double next_mu;
+  /** 10 log10 of the squares of the FP32 mean over those of the difference; infinity where there is none. NaN where it
+   * was not asked for, or nothing is there to compare. */
+  double snr_db;
+} fp8comm_gradient_statistics;
+
+/** Copies the statistics of one tensor's last step that was waited for; zeros before, with mu. */
+FP8COMM_API fp8core_status fp8comm_gradient_get_statistics(const fp8comm_gradient_reducer *reducer, int64_t tensor,
+                                                           fp8comm_gradient_statistics *statistics);
+
+/** Bytes of memory that the reducer holds. NULL gives 0. */
+FP8COMM_API size_t fp8comm_gradient_memory_bytes(const fp8comm_gradient_reducer *reducer);
+
+/** Bytes that fp8comm_gradient_save() writes. NULL gives 0. Thread-safe. */
+FP8COMM_API size_t fp8comm_gradient_saved_bytes(const fp8comm_gradient_reducer *reducer);
+
+/**
+ * Writes the state, the factors mu: little-endian, versioned, checksummed; numerics.md, "Gradient all-reduce". The same
+ * bytes on every rank, and good for any number of ranks. Not between a start and its wait.
+ *
+ * \param bytes exactly fp8comm_gradient_saved_bytes().
+ */
+FP8COMM_API fp8core_status fp8comm_gradient_save(const fp8comm_gradient_reducer *reducer, void *buffer, size_t bytes);
+
+/**
+ * Restores what fp8comm_gradient_save() wrote; on every rank, from the same bytes. A factor outside the options' limits
+ * is brought within.
+ *
+ * \return FP8CORE_ERROR_CORRUPT_DATA for bytes that are truncated, damaged or foreign; FP8CORE_ERROR_INVALID_ARGUMENT
+ *         where number or sizes of tensors differ. The state is untouched on any error.
+ */
+FP8COMM_API fp8core_status fp8comm_gradient_load(fp8comm_gradient_reducer *reducer, const void *buffer, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,123 @@
+#include "sha256.h"
+
+#include <string.h>
+
+#define BLOCK_BYTES 64
+
+// The first 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS 180-4, section 4.2.2).
+static const uint32_t round_constants[64] = {
+  0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+  0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+  0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+  0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+  0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+  0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+  0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+  0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
+static uint32_t rotate(uint32_t x, int bits) { return x >> bits | x << (32 - bits); }
+
+static void compress(uint32_t state[8], const uint8_t block[BLOCK_BYTES]) {
+  uint32_t w[64];
+  for (int i = 0; i < 16; i++) {
+    w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
+           (uint32_t)block[4 * i + 3];
+  }
+  for (int i = 16; i < 64; i++) {
+    const uint32_t s0 = rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3;
+    const uint32_t s1 = rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10;
+    w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+  }
+  uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+  uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
+  for (int i = 0; i < 64; i++) {
+    const uint32_t choice = (e & f) ^ (~e & g);
+    const uint32_t majority = (a & b) ^ (a & c) ^ (b & c);
+    const uint32_t t1 = h + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + choice + round_constants[i] + w[i];
+    const uint32_t t2 = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + majority;
+    h = g;
+    g = f;
+    f = e;
+    e = d + t1;
+    d = c;
+    c = b;
+    b = a;
+    a = t1 + t2;
+  }
+  state[0] += a;
+  state[1] += b;
+  state[2] += c;
+  state[3] += d;
+  state[4] += e;
+  state[5] += f;
+  state[6] += g;
+  state[7] += h;
+}
+
+void fp8comm_sha256_start(fp8comm_sha256 *hash) {
+  static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                    0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  memcpy(hash->state, start, sizeof(start));
+  hash->bytes = 0;
+}
+
+void fp8comm_sha256_add(fp8comm_sha256 *hash, const void *data, size_t bytes) {
+  const uint8_t *input = data;
+  while (bytes > 0) {
+    const size_t used = hash->bytes % BLOCK_BYTES;
+    const size_t count = bytes < BLOCK_BYTES - used ? bytes : BLOCK_BYTES - used;
+    memcpy(hash->block + used, input, count);
+    hash->bytes += count;
+    input += count;
+    bytes -= count;
+    if (used + count == BLOCK_BYTES) compress(hash->state, hash->block);
+  }
+}
+
+void fp8comm_sha256_finish(fp8comm_sha256 *hash, uint8_t digest[FP8COMM_SHA256_BYTES]) {
+  static const uint8_t padding[BLOCK_BYTES] = {0x80};
+  const uint64_t bits = 8 * hash->bytes;
+  const size_t used = hash->bytes % BLOCK_BYTES;
+  fp8comm_sha256_add(hash, padding, (used < 56 ? 56 : 56 + BLOCK_BYTES) - used);
+  uint8_t length[8];
+  for (int i = 0; i < 8; i++) length[i] = (uint8_t)(bits >> (56 - 8 * i));
+  fp8comm_sha256_add(hash, length, sizeof(length));
+  for (int i = 0; i < FP8COMM_SHA256_BYTES; i++) digest[i] = (uint8_t)(hash->state[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+void fp8comm_hmac_start(fp8comm_hmac *hmac, const void *key, size_t bytes) {
+  uint8_t padded[BLOCK_BYTES] = {0};
+  fp8comm_sha256_start(&hmac->inner);
+  if (bytes > BLOCK_BYTES) {
+    fp8comm_sha256_add(&hmac->inner, key, bytes);
+    fp8comm_sha256_finish(&hmac->inner, padded);
+    fp8comm_sha256_start(&hmac->inner);
+  } else if (bytes > 0) {
+    memcpy(padded, key, bytes);
+  }
+  for (int i = 0; i < BLOCK_BYTES; i++) padded[i] ^= 0x36;
+  fp8comm_sha256_add(&hmac->inner, padded, BLOCK_BYTES);
+  for (int i = 0; i < BLOCK_BYTES; i++) padded[i] ^= 0x36 ^ 0x5c;
+  fp8comm_sha256_start(&hmac->outer);
+  fp8comm_sha256_add(&hmac->outer, padded, BLOCK_BYTES);
+  fp8comm_wipe(padded, sizeof(padded));
+}
+
+void fp8comm_hmac_add(fp8comm_hmac *hmac, const void *data, size_t bytes) {
+  fp8comm_sha256_add(&hmac->inner, data, bytes);
+}
+
+void fp8comm_hmac_finish(fp8comm_hmac *hmac, uint8_t tag[FP8COMM_SHA256_BYTES]) {
+  fp8comm_sha256_finish(&hmac->inner, tag);
+  fp8comm_sha256_add(&hmac->outer, tag, FP8COMM_SHA256_BYTES);
+  fp8comm_sha256_finish(&hmac->outer, tag);
+  fp8comm_wipe(hmac, sizeof(*hmac));
+}
+
+int fp8comm_tags_equal(const uint8_t a[FP8COMM_SHA256_BYTES], const uint8_t b[FP8COMM_SHA256_BYTES]) {
+  volatile uint8_t difference = 0;
+  for (int i = 0; i < FP8COMM_SHA256_BYTES; i++) difference = (uint8_t)(difference | (a[i] ^ b[i]));
+  return difference == 0;
+}
+
+void fp8comm_wipe(void *memory, size_t bytes) { explicit_bzero(memory, bytes); }

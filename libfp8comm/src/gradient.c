@@ -1,0 +1,1029 @@
+// The gradient all-reduce: buckets of tensors, each a request whose steps are messages and calls of this file.
+#include "fp8comm/gradient.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "gradient.h"
+#include "gradient_rules.h"
+#include "internal.h"
+
+// Elements that are converted at once: in and out stay in the first two caches.
+#define CHUNK 16384
+// Parts begin at multiples of this many elements.
+#define PART_ELEMENTS 64
+
+typedef struct gradient_bucket {
+  int64_t first;
+  int64_t count;
+  size_t elements;
+  fp8comm_parts parts;
+  int started;
+} gradient_bucket;
+
+// What a rank tells of a tensor once its part is added up.
+typedef struct counts_record {
+  // FP32 bits of the largest magnitude of the mean; as integers, so that a NaN wins.
+  uint32_t amax;
+  uint32_t unused;
+  uint64_t saturated_in_cast;
+  uint64_t saturated_in_sum;
+  uint64_t flushed_to_zero;
+} counts_record;
+
+typedef struct squares_record {
+  double signal;
+  double noise;
+} squares_record;
+
+// A bucket in flight and its memory.
+typedef struct gradient_slot {
+  fp8comm_gradient_reducer *reducer;
+  // NULL: idle.
+  fp8comm_request *request;
+  gradient_bucket *bucket;
+  uint64_t ticket;
+  unsigned char *memory;
+  // The bucket as it travels; then the mean.
+  unsigned char *codes;
+  // FP32, of this rank's part.
+  float *sum;
+  float *chunk;
+  float *other_chunk;
+  unsigned char *staging;
+  // One a tensor, and who had an infinity or a NaN: the number of ranks less that rank, or 0.
+  uint32_t *amaxes;
+  counts_record *counts;
+  // Of the SNR: the bucket in FP32, the exact sum of this rank's part.
+  float *values;
+  float *exact;
+  squares_record *squares;
+  fp8comm_reducer sum_rule;
+  fp8comm_reducer exact_rule;
+} gradient_slot;
+
+struct fp8comm_gradient_reducer {
+  fp8comm_communicator *communicator;
+  fp8core_context *context;
+  fp8comm_gradient_options options;
+  double growth;
+  fp8core_dtype wire;
+  // Of an element on the wire.
+  size_t element;
+  int scaled;
+  int64_t tensor_count;
+  fp8comm_gradient_tensor *tensors;
+  int64_t bucket_count;
+  gradient_bucket *buckets;
+  int slot_count;
+  gradient_slot *slots;
+  uint64_t tickets;
+  size_t memory_bytes;
+  uint64_t digest;
+  // A bucket has failed, and the communicator with it.
+  int failed;
+  // Of the step in progress.
+  int in_progress;
+  uint64_t bytes_before;
+  int64_t nonfinite_tensors;
+  int nonfinite_rank;
+};
+
+static size_t minimum(size_t one, size_t other) { return one < other ? one : other; }
+static size_t maximum(size_t one, size_t other) { return one > other ? one : other; }
+
+static fp8comm_gradient_tensor *tensor_of(const gradient_slot *slot, int64_t index) {
+  return &slot->reducer->tensors[slot->bucket->first + index];
+}
+
+static size_t own_begin(const gradient_slot *slot) {
+  return fp8comm_part_begin(&slot->bucket->parts, slot->reducer->communicator->rank);
+}
+
+static size_t own_count(const gradient_slot *slot) {
+  return fp8comm_part_count(&slot->bucket->parts, slot->reducer->communicator->rank);
+}
+
+static unsigned char *code_at(const gradient_slot *slot, size_t element) {
+  return slot->codes + element * slot->reducer->element;
+}
+
+static fp8core_tensor vector(void *data, fp8core_dtype dtype, size_t elements) {
+  const int64_t shape = (int64_t)elements;
+  return fp8core_tensor_create(data, dtype, 1, &shape);
+}
+
+static fp8core_status convert(const gradient_slot *slot, void *out, fp8core_dtype to, const void *in,
+                              fp8core_dtype from, size_t elements, fp8core_cast_statistics *statistics) {
+  fp8core_cast_options options = fp8core_cast_options_default();
+  const fp8core_tensor source = vector((void *)(uintptr_t)in, from, elements), target = vector(out, to, elements);
+  options.statistics = statistics;
+  // On the way to FP32 nothing is to be lost, infinities neither.
+  options.saturate = to != FP8CORE_FP32;
+  return fp8core_cast(slot->reducer->context, &options, &source, &target);
+}
+
+// The index in the bucket of the tensor that holds this element; one without elements holds none.
+static int64_t tensor_at(const gradient_slot *slot, size_t element) {
+  int64_t low = 0, high = slot->bucket->count - 1;
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (tensor_of(slot, middle)->offset <= element) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// What one tensor has of the elements from `begin` to `end`: *from and the number.
+static size_t overlap(const fp8comm_gradient_tensor *tensor, size_t begin, size_t end, size_t *from) {
+  const size_t first = maximum(begin, tensor->offset);
+  const size_t last = minimum(end, tensor->offset + (size_t)tensor->elements);
+  *from = first;
+  return first < last ? last - first : 0;
+}
+
+// --- Sums ---
+
+static fp8core_status wide_first(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  const gradient_slot *slot = data;
+  (void)offset;
+  return convert(slot, sum, FP8CORE_FP32, in, slot->reducer->wire, count, NULL);
+}
+
+static fp8core_status wide_add(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  const gradient_slot *slot = data;
+  const size_t element = slot->reducer->element;
+  float *total = sum;
+  (void)offset;
+  for (size_t begin = 0; begin < count; begin += CHUNK) {
+    const size_t elements = minimum(CHUNK, count - begin);
+    FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, (const unsigned char *)in + begin * element,
+                        slot->reducer->wire, elements, NULL));
+    for (size_t i = 0; i < elements; i++) total[begin + i] += slot->chunk[i];
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status exact_first(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)offset;
+  memcpy(sum, in, count * sizeof(float));
+  return FP8CORE_OK;
+}
+
+static fp8core_status exact_add(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  const float *values = in;
+  float *total = sum;
+  (void)data, (void)offset;
+  for (size_t i = 0; i < count; i++) total[i] += values[i];
+  return FP8CORE_OK;
+}
+
+// The sum is where the codes are.
+static fp8core_status native_first(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)sum, (void)in, (void)offset, (void)count;
+  return FP8CORE_OK;
+}
+
+// fp8comm_native_add_rule(), by casts.
+static fp8core_status native_add(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  const gradient_slot *slot = data;
+  const fp8core_dtype wire = slot->reducer->wire;
+  const size_t begin = own_begin(slot) + offset, end = begin + count;
+  unsigned char *codes = sum;
+  for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    if (tensor->offset >= end) break;
+    fp8core_cast_statistics statistics = {0, 0, 0, 0};
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    for (size_t done = 0; done < elements; done += CHUNK) {
+      const size_t part = minimum(CHUNK, elements - done), at = from - begin + done;
+      FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, codes + at, wire, part, NULL));
+      FP8COMM_TRY(convert(slot, slot->other_chunk, FP8CORE_FP32, (const unsigned char *)in + at, wire, part, NULL));
+      for (size_t j = 0; j < part; j++) slot->chunk[j] += slot->other_chunk[j];
+      FP8COMM_TRY(convert(slot, codes + at, wire, slot->chunk, FP8CORE_FP32, part, &statistics));
+    }
+    tensor->statistics.saturated_in_sum += statistics.saturated;
+  }
+  return FP8CORE_OK;
+}
+
+// --- Records ---
+
+static void raise_bits(uint32_t *bits, uint32_t other) { *bits = other > *bits ? other : *bits; }
+
+static fp8core_status bits_first(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)offset;
+  if (sum != in) memcpy(sum, in, count * sizeof(uint32_t));
+  return FP8CORE_OK;
+}
+
+static fp8core_status bits_add(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)offset;
+  uint32_t *largest = sum;
+  const uint32_t *bits = in;
+  for (size_t i = 0; i < count; i++) raise_bits(&largest[i], bits[i]);
+  return FP8CORE_OK;
+}
+
+static fp8core_status counts_first(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)offset;
+  if (sum != in) memcpy(sum, in, count * sizeof(counts_record));
+  return FP8CORE_OK;
+}
+
+static fp8core_status counts_add(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)offset;
+  counts_record *total = sum;
+  const counts_record *record = in;
+  for (size_t i = 0; i < count; i++) {
+    raise_bits(&total[i].amax, record[i].amax);
+    total[i].saturated_in_cast += record[i].saturated_in_cast;
+    total[i].saturated_in_sum += record[i].saturated_in_sum;
+    total[i].flushed_to_zero += record[i].flushed_to_zero;
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status squares_first(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)offset;
+  if (sum != in) memcpy(sum, in, count * sizeof(squares_record));
+  return FP8CORE_OK;
+}
+
+static fp8core_status squares_add(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)data, (void)offset;
+  squares_record *total = sum;
+  const squares_record *record = in;
+  for (size_t i = 0; i < count; i++) {
+    total[i].signal += record[i].signal;
+    total[i].noise += record[i].noise;
+  }
+  return FP8CORE_OK;
+}
+
+static const fp8comm_reducer bits_rule = {sizeof(uint32_t), sizeof(uint32_t), bits_first, bits_add, bits_first, NULL};
+static const fp8comm_reducer counts_rule = {
+  sizeof(counts_record), sizeof(counts_record), counts_first, counts_add, counts_first, NULL};
+static const fp8comm_reducer squares_rule = {
+  sizeof(squares_record), sizeof(squares_record), squares_first, squares_add, squares_first, NULL};
+
+static fp8comm_parts exchange_parts(const fp8comm_communicator *communicator, size_t count) {
+  const size_t size = (size_t)communicator->size;
+  const fp8comm_parts parts = {count, (count + size - 1) / size};
+  return parts;
+}
+
+static size_t exchange_bytes(const fp8comm_communicator *communicator, const fp8comm_reducer *rule, size_t count) {
+  const fp8comm_parts parts = exchange_parts(communicator, count);
+  return fp8comm_all_reduce_is_small(communicator, count, rule->element)
+           ? fp8comm_small_all_reduce_bytes(communicator, count, rule)
+           : fp8comm_reduce_scatter_bytes(communicator, &parts, rule);
+}
+
+// An all-reduce of records in place.
+static void build_exchange(gradient_slot *slot, const fp8comm_reducer *rule, void *records, size_t count) {
+  fp8comm_request *request = slot->request;
+  const fp8comm_communicator *communicator = slot->reducer->communicator;
+  if (communicator->size == 1) return;
+  if (fp8comm_all_reduce_is_small(communicator, count, rule->element)) {
+    fp8comm_build_small_all_reduce(request, rule, count, records, records, slot->staging);
+    return;
+  }
+  const fp8comm_parts parts = exchange_parts(communicator, count);
+  unsigned char *own = (unsigned char *)records + fp8comm_part_begin(&parts, communicator->rank) * rule->element;
+  fp8comm_build_reduce_scatter(request, rule, &parts, records, own, slot->staging);
+  fp8comm_build_all_gather(request, &parts, rule->element, records);
+}
+
+// --- The calls between messages ---
+
+// Amaxes of this rank's gradients.
+static fp8core_status measure(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_communicator *communicator = slot->reducer->communicator;
+  const int64_t count = slot->bucket->count;
+  slot->amaxes[count] = 0;
+  for (int64_t i = 0; i < count; i++) {
+    float amax = 0;
+    FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor_of(slot, i)->input, &amax));
+    slot->amaxes[i] = fp8core_float_bits(amax);
+    if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
+  }
+  return FP8CORE_OK;
+}
+
+static double factor_of(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  switch (reducer->options.scaling) {
+  case FP8COMM_SCALING_AUTO: return tensor->mu;
+  case FP8COMM_SCALING_PRE: return 1.0 / reducer->communicator->size;
+  case FP8COMM_SCALING_POST: break;
+  }
+  return 1;
+}
+
+static void choose_scale(gradient_slot *slot, int64_t index) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const int ranks = reducer->communicator->size;
+  fp8comm_gradient_tensor *tensor = tensor_of(slot, index);
+  fp8comm_gradient_statistics *statistics = &tensor->statistics;
+  statistics->wire_scale = 1;
+  if (reducer->scaled) {
+    statistics->amax = fp8core_bits_float(slot->amaxes[index]);
+    statistics->nonfinite = fp8core_amax_is_nonfinite(statistics->amax);
+    statistics->wire_scale =
+      fp8comm_wire_scale_rule(reducer->wire, statistics->amax, factor_of(reducer, tensor), ranks);
+  }
+  tensor->sum_scale = fp8comm_sum_scale_rule(statistics->wire_scale, ranks);
+  tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
+}
+
+// Every rank's scales are the same now: the codes that travel.
+static fp8core_status quantise(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  if (reducer->scaled && slot->amaxes[slot->bucket->count] > 0) {
+    const int rank = reducer->communicator->size - (int)slot->amaxes[slot->bucket->count];
+    if (slot->reducer->nonfinite_rank < 0 || rank < slot->reducer->nonfinite_rank) slot->reducer->nonfinite_rank = rank;
+  }
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    choose_scale(slot, i);
+    if (reducer->options.measure_snr) {
+      fp8core_tensor values = tensor->input;
+      values.data = slot->values + tensor->offset;
+      values.dtype = FP8CORE_FP32;
+      values.row_stride = 0;
+      values.scale = values.scale_inverse = NULL;
+      values.amax = NULL;
+      FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &tensor->input, &values));
+    }
+    // Nothing of it will be looked at.
+    if (tensor->statistics.nonfinite) {
+      memset(code_at(slot, tensor->offset), 0, (size_t)tensor->elements * reducer->element);
+      continue;
+    }
+    fp8core_cast_statistics counted = {0, 0, 0, 0};
+    fp8core_cast_options options = fp8core_cast_options_default();
+    fp8core_tensor codes = tensor->input;
+    codes.data = code_at(slot, tensor->offset);
+    codes.dtype = reducer->wire;
+    codes.row_stride = 0;
+    codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
+    codes.scale_inverse = NULL;
+    codes.amax = NULL;
+    options.statistics = reducer->scaled ? &counted : NULL;
+    // An infinity of a baseline stays one.
+    options.saturate = reducer->scaled;
+    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &tensor->input, &codes));
+    tensor->statistics.saturated_in_cast = counted.saturated;
+    tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
+  }
+  return FP8CORE_OK;
+}
+
+// What this rank has to tell once its part is added up.
+static fp8core_status count(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), end = begin + own_count(slot);
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    counts_record *record = &slot->counts[i];
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    memset(record, 0, sizeof(*record));
+    record->saturated_in_cast = tensor->statistics.saturated_in_cast;
+    record->saturated_in_sum = tensor->statistics.saturated_in_sum;
+    record->flushed_to_zero = tensor->statistics.flushed_to_zero;
+    if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
+    fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
+    float amax = 0;
+    mean.scale_inverse = &tensor->sum_scale_inverse;
+    FP8COMM_TRY(fp8core_amax(reducer->context, &mean, &amax));
+    record->amax = fp8core_float_bits(amax);
+  }
+  return FP8CORE_OK;
+}
+
+static void update_mu(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_tensor *tensor) {
+  fp8comm_gradient_statistics *statistics = &tensor->statistics;
+  const fp8comm_gradient_options *options = &reducer->options;
+  statistics->mu = tensor->mu;
+  // A step that says nothing about the range changes nothing.
+  if (reducer->scaled && options->scaling == FP8COMM_SCALING_AUTO && !statistics->nonfinite && statistics->amax > 0) {
+    const double saturation = fp8comm_saturation_rule(statistics->saturated_in_cast, statistics->saturated_in_sum,
+                                                      tensor->elements, reducer->communicator->size);
+    tensor->mu = fp8comm_mu_rule(tensor->mu, saturation, options->saturation_threshold, options->backoff,
+                                 reducer->growth, options->mu_min, options->mu_max);
+  }
+  statistics->next_mu = tensor->mu;
+}
+
+// The mean of this rank's part, as it travels; and what the counts of all ranks tell.
+static fp8core_status requantise(void *data) {
+  gradient_slot *slot = data;
+  fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), end = begin + own_count(slot);
+  const int native = reducer->options.algorithm == FP8COMM_NATIVE;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    fp8comm_gradient_statistics *statistics = &tensor->statistics;
+    const counts_record *record = &slot->counts[i];
+    const float mean_amax = fp8core_bits_float(record->amax);
+    statistics->saturated_in_cast = record->saturated_in_cast;
+    statistics->saturated_in_sum = record->saturated_in_sum;
+    statistics->flushed_to_zero = record->flushed_to_zero;
+    if (!reducer->scaled) {
+      statistics->amax = mean_amax;
+      statistics->nonfinite = fp8core_amax_is_nonfinite(mean_amax);
+    }
+    reducer->nonfinite_tensors += statistics->nonfinite;
+    update_mu(reducer, tensor);
+    statistics->mean_scale = native            ? tensor->sum_scale
+                             : reducer->scaled ? fp8core_scale_rule(reducer->wire, mean_amax, 0, 0, 1.0f)
+                                               : 1.0f;
+    tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    if (elements == 0 || native || statistics->nonfinite) continue;
+    fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
+    fp8core_tensor codes = vector(code_at(slot, from), reducer->wire, elements);
+    mean.scale_inverse = &tensor->sum_scale_inverse;
+    codes.scale = &statistics->mean_scale;
+    FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &mean, &codes));
+  }
+  return FP8CORE_OK;
+}
+
+// Squares of the exact mean, and of what the mean that travels is off by, in this rank's part.
+static fp8core_status compare(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), end = begin + own_count(slot);
+  const double ranks = reducer->communicator->size;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    squares_record *record = &slot->squares[i];
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    record->signal = record->noise = 0;
+    if (tensor->statistics.nonfinite) continue;
+    for (size_t done = 0; done < elements; done += CHUNK) {
+      const size_t part = minimum(CHUNK, elements - done);
+      const float *exact = slot->exact + (from - begin + done);
+      FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, code_at(slot, from + done), reducer->wire, part, NULL));
+      for (size_t j = 0; j < part; j++) {
+        const double right = (double)exact[j] / ranks;
+        const double off = (double)slot->chunk[j] / (double)tensor->statistics.mean_scale - right;
+        record->signal += right * right;
+        record->noise += off * off;
+      }
+    }
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status unpack(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    const fp8core_tensor *output = &tensor->output;
+    unsigned char *codes = code_at(slot, tensor->offset);
+    if (tensor->statistics.nonfinite) {
+      const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
+      for (int64_t j = 0; j < tensor->elements; j++)
+        memcpy(codes + (size_t)j * reducer->element, &nan, reducer->element);
+    }
+    fp8core_tensor mean = *output, target = *output;
+    mean.data = codes;
+    mean.dtype = reducer->wire;
+    mean.row_stride = 0;
+    mean.scale = NULL;
+    mean.amax = NULL;
+    mean.scale_inverse = &tensor->mean_scale_inverse;
+    target.scale = target.scale_inverse = NULL;
+    if (reducer->scaled && output->dtype == reducer->wire) {
+      // The codes themselves; what they stand for raises the amax.
+      if (output->amax) FP8COMM_TRY(fp8core_amax(reducer->context, &mean, output->amax));
+      mean.scale_inverse = NULL;
+      target.amax = NULL;
+      tensor->output_scale = tensor->statistics.mean_scale;
+      tensor->output_scale_inverse = tensor->mean_scale_inverse;
+    }
+    fp8core_cast_options options = fp8core_cast_options_default();
+    options.saturate = 0;
+    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &mean, &target));
+    tensor->statistics.snr_db = NAN;
+    if (reducer->options.measure_snr && slot->squares[i].signal > 0)
+      tensor->statistics.snr_db = 10 * log10(slot->squares[i].signal / slot->squares[i].noise);
+  }
+  return FP8CORE_OK;
+}
+
+static void build(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  fp8comm_request *request = slot->request;
+  const size_t count_of = (size_t)slot->bucket->count;
+  const int native = reducer->options.algorithm == FP8COMM_NATIVE;
+  const fp8comm_parts *parts = &slot->bucket->parts;
+  if (reducer->scaled) {
+    fp8comm_add_call(request, measure, slot);
+    build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
+  }
+  fp8comm_add_call(request, quantise, slot);
+  fp8comm_build_reduce_scatter(request, &slot->sum_rule, parts, slot->codes,
+                               native ? (void *)code_at(slot, own_begin(slot)) : slot->sum, slot->staging);
+  if (reducer->options.measure_snr)
+    fp8comm_build_reduce_scatter(request, &slot->exact_rule, parts, slot->values, slot->exact, slot->staging);
+  fp8comm_add_call(request, count, slot);
+  build_exchange(slot, &counts_rule, slot->counts, count_of);
+  fp8comm_add_call(request, requantise, slot);
+  if (reducer->options.measure_snr) {
+    fp8comm_add_call(request, compare, slot);
+    build_exchange(slot, &squares_rule, slot->squares, count_of);
+  }
+  fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
+  fp8comm_add_call(request, unpack, slot);
+}
+
+// --- Making ---
+
+const char *fp8comm_gradient_algorithm_name(fp8comm_gradient_algorithm algorithm) {
+  switch (algorithm) {
+  case FP8COMM_TWO_SHOT: return "two-shot";
+  case FP8COMM_NATIVE: return "native";
+  case FP8COMM_BASELINE_FP32: return "fp32";
+  case FP8COMM_BASELINE_BF16: return "bf16";
+  }
+  return "unknown";
+}
+
+const char *fp8comm_gradient_scaling_name(fp8comm_gradient_scaling scaling) {
+  switch (scaling) {
+  case FP8COMM_SCALING_AUTO: return "auto";
+  case FP8COMM_SCALING_PRE: return "pre";
+  case FP8COMM_SCALING_POST: return "post";
+  }
+  return "unknown";
+}
+
+static fp8core_status read_options(const fp8comm_gradient_options *given, fp8comm_gradient_options *options) {
+  *options = fp8comm_gradient_options_default();
+  if (!given) return FP8CORE_OK;
+  if (given->size != sizeof(*given))
+    return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "fp8comm_gradient_options has size %zu, expected %zu",
+                                  given->size, sizeof(*given));
+  // Field by field: padding would reach the digest.
+  options->algorithm = given->algorithm;
+  options->scaling = given->scaling;
+  options->wire_dtype = given->wire_dtype;
+  options->buckets_in_flight = given->buckets_in_flight;
+  options->bucket_bytes = given->bucket_bytes;
+  options->saturation_threshold = given->saturation_threshold;
+  options->backoff = given->backoff;
+  options->growth_steps = given->growth_steps;
+  options->mu_initial = given->mu_initial;
+  options->mu_min = given->mu_min;
+  options->mu_max = given->mu_max;
+  options->measure_snr = given->measure_snr != 0;
+  if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
+    return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
+  if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
+    return fp8comm_invalid("scaling is %d, expected 0 to 2", (int)options->scaling);
+  if (options->wire_dtype != FP8CORE_E4M3 && options->wire_dtype != FP8CORE_E5M2)
+    return fp8comm_invalid("wire_dtype is %s (%d), expected e4m3 or e5m2", fp8core_dtype_name(options->wire_dtype),
+                           (int)options->wire_dtype);
+  if (options->buckets_in_flight < 1 || options->buckets_in_flight > 64)
+    return fp8comm_invalid("buckets_in_flight is %d, expected 1 to 64", options->buckets_in_flight);
+  if (options->bucket_bytes < 1)
+    return fp8comm_invalid("bucket_bytes is %lld, expected at least 1", (long long)options->bucket_bytes);
+  if (!(options->saturation_threshold >= 0 && options->saturation_threshold <= 1))
+    return fp8comm_invalid("saturation_threshold is %g, expected 0 to 1", options->saturation_threshold);
+  if (!(options->backoff > 0 && options->backoff < 1))
+    return fp8comm_invalid("backoff is %g, expected a number between 0 and 1", options->backoff);
+  if (!(options->growth_steps >= 1 && options->growth_steps <= 1e9))
+    return fp8comm_invalid("growth_steps is %g, expected 1 to 1e9", options->growth_steps);
+  if (!(options->mu_min >= 0x1p-60 && options->mu_min <= options->mu_initial &&
+        options->mu_initial <= options->mu_max && options->mu_max <= 0x1p60))
+    return fp8comm_invalid("mu_min, mu_initial, mu_max are %g, %g, %g, expected rising from 2^-60 to 2^60",
+                           options->mu_min, options->mu_initial, options->mu_max);
+  return FP8CORE_OK;
+}
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
+  const unsigned char *at = data;
+  for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * UINT64_C(0x100000001b3);
+  return hash;
+}
+
+// Of all that ranks must have in common.
+static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
+  const fp8comm_gradient_options *options = &reducer->options;
+  const int integers[] = {(int)options->algorithm, (int)options->scaling, (int)options->wire_dtype,
+                          options->buckets_in_flight, options->measure_snr};
+  const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
+                            options->mu_initial,           options->mu_min,  options->mu_max,
+                            (double)options->bucket_bytes};
+  uint64_t hash = hash_bytes(UINT64_C(0xcbf29ce484222325), integers, sizeof(integers));
+  hash = hash_bytes(hash, numbers, sizeof(numbers));
+  for (int64_t i = 0; i < reducer->tensor_count; i++)
+    hash = hash_bytes(hash, &reducer->tensors[i].elements, sizeof(int64_t));
+  // Folded, as messages print the lower half.
+  return hash ^ hash >> 32;
+}
+
+static void plan_buckets(fp8comm_gradient_reducer *reducer) {
+  const size_t most = (size_t)reducer->options.bucket_bytes / reducer->element;
+  const size_t ranks = (size_t)reducer->communicator->size;
+  gradient_bucket *last = NULL;
+  reducer->bucket_count = 0;
+  for (int64_t i = 0; i < reducer->tensor_count; i++) {
+    fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
+    const size_t elements = (size_t)tensor->elements;
+    // The second condition: at least one tensor each.
+    if (!last || (last->elements + elements > most && last->count > 0)) {
+      last = &reducer->buckets[reducer->bucket_count++];
+      memset(last, 0, sizeof(*last));
+      last->first = i;
+    }
+    tensor->offset = last->elements;
+    last->elements += elements;
+    last->count++;
+  }
+  for (int64_t i = 0; i < reducer->bucket_count; i++) {
+    gradient_bucket *one = &reducer->buckets[i];
+    const size_t part = (one->elements + ranks - 1) / ranks;
+    one->parts.count = one->elements;
+    one->parts.part = (part + PART_ELEMENTS - 1) / PART_ELEMENTS * PART_ELEMENTS;
+  }
+}
+
+// Where the next buffer lies; NULL while only the size is wanted.
+static void *place(unsigned char *memory, size_t *used, size_t bytes) {
+  unsigned char *at = memory ? memory + *used : NULL;
+  *used += (bytes + 63) / 64 * 64;
+  return at;
+}
+
+// Sets a slot's buffers in `memory`, or finds how many bytes they need.
+static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *slot, unsigned char *memory) {
+  const fp8comm_communicator *communicator = reducer->communicator;
+  size_t elements = 0, part = 0, tensors = 0, staging = 0, used = 0;
+  for (int64_t i = 0; i < reducer->bucket_count; i++) {
+    const gradient_bucket *one = &reducer->buckets[i];
+    const size_t count_of = (size_t)one->count;
+    elements = maximum(elements, one->elements);
+    part = maximum(part, minimum(one->parts.part, one->elements));
+    tensors = maximum(tensors, count_of);
+    staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
+    staging = maximum(staging, exchange_bytes(communicator, &bits_rule, count_of + 1));
+    staging = maximum(staging, exchange_bytes(communicator, &counts_rule, count_of));
+    if (!reducer->options.measure_snr) continue;
+    staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->exact_rule));
+    staging = maximum(staging, exchange_bytes(communicator, &squares_rule, count_of));
+  }
+  const int native = reducer->options.algorithm == FP8COMM_NATIVE, snr = reducer->options.measure_snr;
+  slot->codes = place(memory, &used, elements * reducer->element);
+  slot->sum = place(memory, &used, native ? 0 : part * sizeof(float));
+  slot->chunk = place(memory, &used, CHUNK * sizeof(float));
+  slot->other_chunk = place(memory, &used, CHUNK * sizeof(float));
+  slot->staging = place(memory, &used, staging);
+  slot->amaxes = place(memory, &used, (tensors + 1) * sizeof(uint32_t));
+  slot->counts = place(memory, &used, tensors * sizeof(counts_record));
+  slot->values = place(memory, &used, snr ? elements * sizeof(float) : 0);
+  slot->exact = place(memory, &used, snr ? part * sizeof(float) : 0);
+  slot->squares = place(memory, &used, snr ? tensors * sizeof(squares_record) : 0);
+  return used;
+}
+
+static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
+  const int native = reducer->options.algorithm == FP8COMM_NATIVE;
+  const fp8comm_reducer wide = {reducer->element, sizeof(float), wide_first, wide_add, NULL, slot};
+  const fp8comm_reducer narrow = {reducer->element, reducer->element, native_first, native_add, NULL, slot};
+  const fp8comm_reducer exact = {sizeof(float), sizeof(float), exact_first, exact_add, NULL, slot};
+  slot->reducer = reducer;
+  slot->sum_rule = native ? narrow : wide;
+  slot->exact_rule = exact;
+  const size_t bytes = lay_out(reducer, slot, NULL);
+  slot->memory = fp8comm_allocate(bytes);
+  if (!slot->memory)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
+  (void)lay_out(reducer, slot, slot->memory);
+  reducer->memory_bytes += bytes;
+  return FP8CORE_OK;
+}
+
+static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *elements) {
+  const size_t count_of = (size_t)reducer->tensor_count;
+  reducer->tensors = calloc(count_of, sizeof(*reducer->tensors));
+  reducer->buckets = calloc(count_of, sizeof(*reducer->buckets));
+  if (!reducer->tensors || !reducer->buckets)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the tables of %lld tensors",
+                                  (long long)reducer->tensor_count);
+  for (int64_t i = 0; i < reducer->tensor_count; i++) {
+    fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
+    tensor->elements = elements[i];
+    tensor->mu = reducer->scaled && reducer->options.scaling == FP8COMM_SCALING_AUTO ? reducer->options.mu_initial : 1;
+    tensor->statistics.elements = elements[i];
+    tensor->statistics.mu = tensor->statistics.next_mu = tensor->mu;
+  }
+  plan_buckets(reducer);
+  const int64_t in_flight = reducer->options.buckets_in_flight;
+  reducer->slot_count = (int)(in_flight < reducer->bucket_count ? in_flight : reducer->bucket_count);
+  reducer->slots = calloc((size_t)reducer->slot_count, sizeof(*reducer->slots));
+  if (!reducer->slots) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate buckets");
+  reducer->memory_bytes = sizeof(*reducer) + count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->buckets)) +
+                          (size_t)reducer->slot_count * sizeof(*reducer->slots);
+  for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
+  reducer->digest = digest_of(reducer);
+  return FP8CORE_OK;
+}
+
+static fp8comm_header header_of(const fp8comm_gradient_reducer *reducer, fp8comm_operation_kind operation,
+                                uint32_t detail, uint64_t count_of) {
+  fp8comm_header header;
+  memset(&header, 0, sizeof(header));
+  header.operation = operation;
+  header.dtype = (uint32_t)reducer->wire;
+  header.detail = detail;
+  header.count = count_of;
+  header.digest = reducer->digest;
+  return header;
+}
+
+static fp8core_status agree(fp8comm_gradient_reducer *reducer) {
+  const fp8comm_header header =
+    header_of(reducer, FP8COMM_OPERATION_GRADIENT_CREATE, 0, (uint64_t)reducer->tensor_count);
+  fp8comm_request *request;
+  FP8COMM_TRY(fp8comm_request_begin(reducer->communicator, &header, &request));
+  // None goes on before all have agreed.
+  fp8comm_build_barrier(request);
+  FP8COMM_TRY(fp8comm_request_start(&request));
+  return fp8comm_request_wait(&request);
+}
+
+fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8comm_communicator *communicator,
+                                       fp8core_context *context, int64_t tensors, const int64_t *elements,
+                                       const fp8comm_gradient_options *given) {
+  fp8comm_gradient_options options;
+  if (!reducer) return fp8comm_invalid("reducer is NULL, expected a place for the handle");
+  *reducer = NULL;
+  if (!communicator) return fp8comm_invalid("communicator is NULL, expected a communicator");
+  if (!context) return fp8comm_invalid("context is NULL, expected a context");
+  if (fp8core_context_device(context).type != FP8CORE_DEVICE_CPU)
+    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
+                                  "context is on a GPU, expected the CPU: gradients are reduced in host memory");
+  if (tensors < 1 || tensors > INT32_MAX)
+    return fp8comm_invalid("tensors is %lld, expected 1 to 2^31 - 1", (long long)tensors);
+  if (!elements) return fp8comm_invalid("elements is NULL, expected %lld sizes", (long long)tensors);
+  int64_t total = 0;
+  for (int64_t i = 0; i < tensors; i++) {
+    if (elements[i] < 0 || elements[i] > INT64_MAX / 16 - total)
+      return fp8comm_invalid("elements[%lld] is %lld, expected at least 0, and sizes that fit into memory",
+                             (long long)i, (long long)elements[i]);
+    total += elements[i];
+  }
+  FP8COMM_TRY(read_options(given, &options));
+  FP8COMM_TRY(fp8comm_check(communicator));
+  fp8comm_gradient_reducer *made = calloc(1, sizeof(*made));
+  if (!made) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a reducer");
+  made->communicator = communicator;
+  made->context = context;
+  made->options = options;
+  made->growth = exp2(1 / options.growth_steps);
+  made->scaled = options.algorithm == FP8COMM_TWO_SHOT || options.algorithm == FP8COMM_NATIVE;
+  made->wire = made->scaled                                 ? options.wire_dtype
+               : options.algorithm == FP8COMM_BASELINE_FP32 ? FP8CORE_FP32
+                                                            : FP8CORE_BF16;
+  made->element = fp8core_dtype_size(made->wire);
+  made->tensor_count = tensors;
+  made->nonfinite_rank = -1;
+  fp8core_status status = make(made, elements);
+  if (status == FP8CORE_OK) status = agree(made);
+  if (status == FP8CORE_OK) {
+    *reducer = made;
+  } else {
+    fp8comm_gradient_destroy(&made);
+  }
+  return status;
+}
+
+void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
+  if (!reducer || !*reducer) return;
+  fp8comm_gradient_reducer *gone = *reducer;
+  *reducer = NULL;
+  for (int i = 0; i < gone->slot_count && gone->slots; i++) {
+    fp8comm_request_discard(&gone->slots[i].request);
+    free(gone->slots[i].memory);
+  }
+  free(gone->slots);
+  free(gone->buckets);
+  free(gone->tensors);
+  free(gone);
+}
+
+// --- Steps ---
+
+int64_t fp8comm_gradient_buckets(const fp8comm_gradient_reducer *reducer) {
+  return reducer ? reducer->bucket_count : 0;
+}
+
+static fp8core_status check_bucket(const fp8comm_gradient_reducer *reducer, int64_t index) {
+  if (!reducer) return fp8comm_invalid("reducer is NULL, expected a reducer");
+  if (index < 0 || index >= reducer->bucket_count)
+    return fp8comm_invalid("bucket is %lld, expected 0 to %lld", (long long)index,
+                           (long long)(reducer->bucket_count - 1));
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8comm_gradient_bucket(const fp8comm_gradient_reducer *reducer, int64_t index, int64_t *first,
+                                       int64_t *count_of) {
+  FP8COMM_TRY(check_bucket(reducer, index));
+  if (!first || !count_of) return fp8comm_invalid("first or count is NULL, expected places for both");
+  *first = reducer->buckets[index].first;
+  *count_of = reducer->buckets[index].count;
+  return FP8CORE_OK;
+}
+
+static fp8core_status check_tensor(const char *name, int64_t index, const fp8core_tensor *tensor, int64_t elements) {
+  const int64_t found = fp8core_tensor_elements(tensor);
+  if (found < 0) return fp8comm_invalid("%s[%lld]: %s", name, (long long)index, fp8core_last_error());
+  if (found != elements)
+    return fp8comm_invalid("%s[%lld] has %lld elements, expected the %lld of the reducer", name, (long long)index,
+                           (long long)found, (long long)elements);
+  if (tensor->device.type != FP8CORE_DEVICE_CPU)
+    return fp8comm_invalid("%s[%lld] is on a GPU, expected host memory", name, (long long)index);
+  return FP8CORE_OK;
+}
+
+static fp8core_status check_bucket_tensors(const fp8comm_gradient_reducer *reducer, const gradient_bucket *bucket,
+                                           const fp8core_tensor *inputs, const fp8core_tensor *outputs) {
+  for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+    const fp8core_dtype dtype = outputs[i].dtype;
+    FP8COMM_TRY(check_tensor("inputs", i, &inputs[i], reducer->tensors[i].elements));
+    // What scales it comes with is not looked at.
+    fp8core_tensor output = outputs[i];
+    output.scale = output.scale_inverse = NULL;
+    FP8COMM_TRY(check_tensor("outputs", i, &output, reducer->tensors[i].elements));
+    if (dtype != FP8CORE_FP32 && dtype != FP8CORE_BF16 && dtype != FP8CORE_FP16 && dtype != reducer->wire)
+      return fp8comm_invalid("outputs[%lld] is %s, expected fp32, bf16, fp16%s%s", (long long)i,
+                             fp8core_dtype_name(dtype), reducer->scaled ? " or the wire's " : "",
+                             reducer->scaled ? fp8core_dtype_name(reducer->wire) : "");
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status check_step(const fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
+                                 const fp8core_tensor *outputs) {
+  if (!reducer) return fp8comm_invalid("reducer is NULL, expected a reducer");
+  if (!inputs) return fp8comm_invalid("inputs is NULL, expected %lld tensors", (long long)reducer->tensor_count);
+  if (!outputs) return fp8comm_invalid("outputs is NULL, expected %lld tensors", (long long)reducer->tensor_count);
+  return fp8comm_check(reducer->communicator);
+}
+
+// The slot that was started first; NULL: none is in flight.
+static gradient_slot *oldest(const fp8comm_gradient_reducer *reducer) {
+  gradient_slot *found = NULL;
+  for (int i = 0; i < reducer->slot_count; i++) {
+    gradient_slot *one = &reducer->slots[i];
+    if (one->request && (!found || one->ticket < found->ticket)) found = one;
+  }
+  return found;
+}
+
+static gradient_slot *idle(const fp8comm_gradient_reducer *reducer) {
+  for (int i = 0; i < reducer->slot_count; i++) {
+    if (!reducer->slots[i].request) return &reducer->slots[i];
+  }
+  return NULL;
+}
+
+static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucket *bucket, const fp8core_tensor *inputs,
+                         fp8core_tensor *outputs) {
+  for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
+    const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
+    const double mu = tensor->mu;
+    tensor->input = inputs[i];
+    // Its scale may be the one that this step is going to write: what it is now counts.
+    tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
+    tensor->input.scale_inverse = &tensor->input_scale_inverse;
+    tensor->input.amax = NULL;
+    outputs[i].scale = narrow ? &tensor->output_scale : NULL;
+    outputs[i].scale_inverse = narrow ? &tensor->output_scale_inverse : NULL;
+    tensor->output = outputs[i];
+    memset(&tensor->statistics, 0, sizeof(tensor->statistics));
+    tensor->statistics.elements = tensor->elements;
+    tensor->statistics.mu = tensor->statistics.next_mu = mu;
+  }
+}
+
+// Notes a bucket's failure, so that no later wait takes what is left for the whole.
+static fp8core_status note(fp8comm_gradient_reducer *reducer, fp8core_status status) {
+  if (status != FP8CORE_OK) reducer->failed = 1;
+  return status;
+}
+
+static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, const fp8core_tensor *inputs,
+                            fp8core_tensor *outputs) {
+  gradient_bucket *bucket = &reducer->buckets[index];
+  gradient_slot *slot = idle(reducer);
+  if (!slot) {
+    slot = oldest(reducer);
+    FP8COMM_TRY(note(reducer, fp8comm_request_wait(&slot->request)));
+  }
+  if (!reducer->in_progress) {
+    reducer->in_progress = 1;
+    reducer->bytes_before = fp8comm_communicator_bytes_sent(reducer->communicator);
+    reducer->nonfinite_tensors = 0;
+    reducer->nonfinite_rank = -1;
+  }
+  const fp8comm_header header =
+    header_of(reducer, FP8COMM_OPERATION_GRADIENT, (uint32_t)index, (uint64_t)bucket->elements);
+  FP8COMM_TRY(fp8comm_request_begin(reducer->communicator, &header, &slot->request));
+  take_tensors(reducer, bucket, inputs, outputs);
+  slot->bucket = bucket;
+  slot->ticket = reducer->tickets++;
+  bucket->started = 1;
+  build(slot);
+  return note(reducer, fp8comm_request_start(&slot->request));
+}
+
+fp8core_status fp8comm_gradient_start(fp8comm_gradient_reducer *reducer, int64_t index, const fp8core_tensor *inputs,
+                                      fp8core_tensor *outputs) {
+  FP8COMM_TRY(check_step(reducer, inputs, outputs));
+  FP8COMM_TRY(check_bucket(reducer, index));
+  if (reducer->buckets[index].started)
+    return fp8comm_invalid("bucket %lld was started already, expected fp8comm_gradient_wait() before it starts again",
+                           (long long)index);
+  FP8COMM_TRY(check_bucket_tensors(reducer, &reducer->buckets[index], inputs, outputs));
+  return start(reducer, index, inputs, outputs);
+}
+
+fp8core_status fp8comm_gradient_progress(fp8comm_gradient_reducer *reducer, int *done) {
+  if (!reducer) return fp8comm_invalid("reducer is NULL, expected a reducer");
+  for (int i = 0; i < reducer->slot_count; i++) {
+    int ended;
+    FP8COMM_TRY(note(reducer, fp8comm_request_test(&reducer->slots[i].request, &ended)));
+  }
+  if (done) *done = !oldest(reducer);
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8comm_gradient_wait(fp8comm_gradient_reducer *reducer, fp8comm_gradient_result *result) {
+  if (!reducer) return fp8comm_invalid("reducer is NULL, expected a reducer");
+  for (gradient_slot *one; (one = oldest(reducer));) FP8COMM_TRY(note(reducer, fp8comm_request_wait(&one->request)));
+  if (reducer->failed) return fp8comm_check(reducer->communicator);
+  for (int64_t i = 0; i < reducer->bucket_count; i++) reducer->buckets[i].started = 0;
+  if (result) {
+    const int stepped = reducer->in_progress;
+    result->nonfinite_tensors = stepped ? reducer->nonfinite_tensors : 0;
+    result->nonfinite_rank = stepped ? reducer->nonfinite_rank : -1;
+    result->bytes_sent = stepped ? fp8comm_communicator_bytes_sent(reducer->communicator) - reducer->bytes_before : 0;
+  }
+  reducer->in_progress = 0;
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8comm_gradient_all_reduce(fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
+                                           fp8core_tensor *outputs, fp8comm_gradient_result *result) {
+  FP8COMM_TRY(check_step(reducer, inputs, outputs));
+  if (reducer->in_progress)
+    return fp8comm_invalid("a bucket is started, expected fp8comm_gradient_wait() before all are reduced");
+  for (int64_t i = 0; i < reducer->bucket_count; i++)
+    FP8COMM_TRY(check_bucket_tensors(reducer, &reducer->buckets[i], inputs, outputs));
+  for (int64_t i = 0; i < reducer->bucket_count; i++) FP8COMM_TRY(start(reducer, i, inputs, outputs));
+  return fp8comm_gradient_wait(reducer, result);
+}
+
+fp8core_status fp8comm_gradient_get_statistics(const fp8comm_gradient_reducer *reducer, int64_t tensor,
+                                               fp8comm_gradient_statistics *statistics) {
+  if (!reducer) return fp8comm_invalid("reducer is NULL, expected a reducer");
+  if (!statistics) return fp8comm_invalid("statistics is NULL, expected a place for them");
+  if (tensor < 0 || tensor >= reducer->tensor_count)
+    return fp8comm_invalid("tensor is %lld, expected 0 to %lld", (long long)tensor,
+                           (long long)(reducer->tensor_count - 1));
+  *statistics = reducer->tensors[tensor].statistics;
+  return FP8CORE_OK;
+}
+
+size_t fp8comm_gradient_memory_bytes(const fp8comm_gradient_reducer *reducer) {
+  return reducer ? reducer->memory_bytes : 0;
+}
+
+fp8comm_gradient_tensor *fp8comm_gradient_tensors(const fp8comm_gradient_reducer *reducer, int64_t *tensor_count) {
+  *tensor_count = reducer->tensor_count;
+  return reducer->tensors;
+}
+
+void fp8comm_gradient_limits(const fp8comm_gradient_reducer *reducer, double *least, double *most, int *busy) {
+  const int automatic = reducer->scaled && reducer->options.scaling == FP8COMM_SCALING_AUTO;
+  *least = automatic ? reducer->options.mu_min : 1;
+  *most = automatic ? reducer->options.mu_max : 1;
+  *busy = reducer->in_progress;
+}

@@ -1,0 +1,220 @@
+// What the files of libfp8comm share: communicators, requests, and the schedules that requests carry out.
+//
+// Every collective is a schedule: a list of steps, made when the call begins, that progress carries out in order. So
+// blocking calls, calls that are started and waited for, and the buckets of a gradient reducer are the same thing, and
+// no algorithm waits by itself.
+#ifndef FP8COMM_INTERNAL_H
+#define FP8COMM_INTERNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fp8comm/collectives.h"
+#include "fp8comm/communicator.h"
+#include "transport.h"
+
+#define FP8COMM_MESSAGE_BYTES 512
+
+// An endpoint and what the communicators over it share. They break together.
+typedef struct fp8comm_shared {
+  fp8comm_endpoint *endpoint;
+  int rank;
+  int size;
+  // Communicators over it.
+  int references;
+  // The first upper 16 bits of tags that no communicator here has.
+  uint32_t next_id;
+  // FP8CORE_OK, or why everything fails from now on.
+  fp8core_status failure;
+  char failure_text[FP8COMM_MESSAGE_BYTES];
+  // Requests in flight, of all communicators.
+  fp8comm_request *active;
+  // One a rank of the endpoint: whether it has answered the question of a call that waits in vain.
+  unsigned char *answered;
+} fp8comm_shared;
+
+struct fp8comm_communicator {
+  fp8comm_shared *shared;
+  int rank;
+  int size;
+  // Ranks of the endpoint, by rank of the communicator; NULL: the same.
+  int *endpoint_ranks;
+  // Upper 16 bits of the tags of collectives; of messages between two ranks, one more.
+  uint32_t id;
+  double timeout_seconds;
+  // Of the next collective.
+  uint32_t sequence;
+  // Of the next message to and from each rank, or NULL as long as there was none.
+  uint32_t *sent;
+  uint32_t *received;
+  // Requests that have ended and keep their memory for the next.
+  fp8comm_request *idle;
+};
+
+// What ranks must agree on. Sent beside the data of every operation.
+typedef struct fp8comm_header {
+  uint32_t magic;
+  // fp8comm_operation_kind.
+  uint32_t operation;
+  uint32_t dtype;
+  // fp8comm_reduction_kind, or the root, or the bucket.
+  uint32_t detail;
+  uint64_t count;
+  // Of sizes that are many.
+  uint64_t digest;
+} fp8comm_header;
+
+typedef enum fp8comm_operation_kind {
+  FP8COMM_OPERATION_ALL_REDUCE = 1,
+  FP8COMM_OPERATION_REDUCE_SCATTER,
+  FP8COMM_OPERATION_ALL_GATHER,
+  FP8COMM_OPERATION_ALL_GATHERV,
+  FP8COMM_OPERATION_ALL_TO_ALL,
+  FP8COMM_OPERATION_BROADCAST,
+  FP8COMM_OPERATION_BARRIER,
+  FP8COMM_OPERATION_SPLIT,
+  FP8COMM_OPERATION_SEND,
+  FP8COMM_OPERATION_GRADIENT_CREATE,
+  FP8COMM_OPERATION_GRADIENT
+} fp8comm_operation_kind;
+
+// How contributions are added up: an accumulator takes the first, then the others in a fixed order, and gives the
+// result. `offset` is that of the first of `count` elements in this rank's part.
+typedef struct fp8comm_reducer {
+  // Bytes of an element on the wire, and in the accumulator.
+  size_t element;
+  size_t accumulator;
+  fp8core_status (*first)(void *data, void *accumulator, const void *in, size_t offset, size_t count);
+  fp8core_status (*add)(void *data, void *accumulator, const void *in, size_t offset, size_t count);
+  fp8core_status (*last)(void *data, void *out, const void *accumulator, size_t offset, size_t count);
+  void *data;
+} fp8comm_reducer;
+
+typedef enum fp8comm_step_kind {
+  FP8COMM_STEP_SEND,
+  FP8COMM_STEP_RECEIVE,
+  // Until all messages posted before have ended.
+  FP8COMM_STEP_WAIT,
+  FP8COMM_STEP_COPY,
+  FP8COMM_STEP_FIRST,
+  FP8COMM_STEP_ADD,
+  FP8COMM_STEP_LAST,
+  FP8COMM_STEP_CALL
+} fp8comm_step_kind;
+
+typedef fp8core_status (*fp8comm_call)(void *data);
+
+typedef struct fp8comm_step {
+  fp8comm_step_kind kind;
+  int peer;
+  const void *source;
+  void *destination;
+  // Bytes of messages and copies, elements of reductions.
+  size_t count;
+  size_t offset;
+  const fp8comm_reducer *reducer;
+  fp8comm_call call;
+  void *data;
+} fp8comm_step;
+
+typedef struct fp8comm_pending {
+  fp8comm_operation *operation;
+  // Of the endpoint.
+  int peer;
+} fp8comm_pending;
+
+struct fp8comm_request {
+  fp8comm_communicator *communicator;
+  fp8comm_request *next;
+  fp8comm_header header;
+  fp8comm_header peer_header;
+  // Ranks of the communicator that get this rank's header, and whose header is compared with it; -1: none.
+  int header_to;
+  int header_from;
+  fp8comm_pending header_send;
+  fp8comm_pending header_receive;
+  // Of headers; and of data, with a hash of the header, so that ranks that do not agree exchange no data.
+  uint64_t tag;
+  uint64_t data_tag;
+  fp8comm_step *steps;
+  size_t step_count;
+  size_t step_capacity;
+  size_t position;
+  fp8comm_pending *pending;
+  size_t pending_count;
+  size_t pending_capacity;
+  // Kept from one use to the next.
+  void *scratch;
+  size_t scratch_bytes;
+  // Of plain reductions.
+  fp8comm_reducer reducer;
+  // What a step that could not be made is answered with at the end of making.
+  fp8core_status status;
+  int active;
+  int done;
+  // Since when a test or wait has seen no progress; 0: it has, or has not looked.
+  double stalled_since;
+  // Whether all ranks were asked since.
+  int asked;
+};
+
+// request.c: carrying out.
+
+double fp8comm_now(void);
+// Marks everything over the endpoint as broken with the calling thread's last error, ends what is in flight, tells the
+// other ranks. Returns `status`.
+fp8core_status fp8comm_break(fp8comm_shared *shared, fp8core_status status);
+// FP8CORE_OK, or the failure with its message.
+fp8core_status fp8comm_check(const fp8comm_communicator *communicator);
+// The endpoint's control callback; data is the fp8comm_shared.
+void fp8comm_on_control(void *shared, int peer, const fp8comm_control *message);
+// A request without steps, of a collective: the ring of ranks must agree with the header.
+fp8core_status fp8comm_request_begin(fp8comm_communicator *communicator, const fp8comm_header *header,
+                                     fp8comm_request **request);
+// The same for a message between two ranks.
+fp8core_status fp8comm_request_begin_message(fp8comm_communicator *communicator, const fp8comm_header *header, int peer,
+                                             int sends, fp8comm_request **request);
+// At least `bytes` of memory that the request keeps, 64-byte aligned.
+fp8core_status fp8comm_request_scratch(fp8comm_request *request, size_t bytes);
+// Adding steps; what fails is told by fp8comm_request_start().
+void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size_t bytes);
+void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes);
+void fp8comm_add_wait(fp8comm_request *request);
+void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes);
+void fp8comm_add_call(fp8comm_request *request, fp8comm_call call, void *data);
+void fp8comm_add_reduction(fp8comm_request *request, fp8comm_step_kind kind, const fp8comm_reducer *reducer,
+                           void *destination, const void *source, size_t offset, size_t count);
+// The memory of 64-byte alignment that holds buffers; NULL where there is none. For free().
+void *fp8comm_allocate(size_t bytes);
+// Puts the request among those in flight and goes as far as it can. On failure the request is gone.
+fp8core_status fp8comm_request_start(fp8comm_request **request);
+void fp8comm_request_discard(fp8comm_request **request);
+
+// schedule.c: algorithms, as steps of a request. A part is what one rank owns: `part` elements from rank * part
+// on, up to `count`.
+typedef struct fp8comm_parts {
+  size_t count;
+  size_t part;
+} fp8comm_parts;
+size_t fp8comm_part_begin(const fp8comm_parts *parts, int rank);
+size_t fp8comm_part_count(const fp8comm_parts *parts, int rank);
+
+// Bytes of scratch of the two that follow.
+size_t fp8comm_reduce_scatter_bytes(const fp8comm_communicator *communicator, const fp8comm_parts *parts,
+                                    const fp8comm_reducer *reducer);
+size_t fp8comm_small_all_reduce_bytes(const fp8comm_communicator *communicator, size_t count,
+                                      const fp8comm_reducer *reducer);
+// This rank's part of the sum into `accumulator`, from the contributions of all (`source`: `count` elements): its own
+// first, then those of rank - 1, rank - 2 and so on round. The order is fixed, and each part is added up in one place.
+void fp8comm_build_reduce_scatter(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
+                                  const void *source, void *accumulator, void *scratch);
+// Every rank's part of `data`, of which each has its own.
+void fp8comm_build_all_gather(fp8comm_request *request, const fp8comm_parts *parts, size_t element, void *data);
+// Few steps: everything to everyone, added up in the order of ranks.
+void fp8comm_build_small_all_reduce(fp8comm_request *request, const fp8comm_reducer *reducer, size_t count,
+                                    const void *source, void *destination, void *scratch);
+// Ends when every rank has begun it.
+void fp8comm_build_barrier(fp8comm_request *request);
+int fp8comm_all_reduce_is_small(const fp8comm_communicator *communicator, size_t count, size_t element);
+
+#endif

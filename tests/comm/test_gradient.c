@@ -1,0 +1,664 @@
+// The gradient all-reduce, against means in FP64 and the scalar rules.
+#include "ranks.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gradient_rules.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(*(array)))
+
+static const int rank_counts[] = {1, 2, 3, 8, 11, 16};
+static const int64_t shapes[] = {1000, 0, 7, 4099, 1, 70001, 64, 0};
+#define TENSORS ((int64_t)COUNT(shapes))
+
+// A gradient: a signal that all ranks share, and as much noise of a rank's own.
+static void fill(float *data, int64_t count, int rank, int64_t tensor, double shared, double own) {
+  test_random signal = {(uint64_t)tensor * 1000 + 17}, noise = {(uint64_t)tensor * 1000 + 100 + (uint64_t)rank};
+  for (int64_t i = 0; i < count; i++)
+    data[i] = (float)(1e-3 * (shared * test_random_normal(&signal) + own * test_random_normal(&noise)));
+}
+
+static fp8core_tensor vector(void *data, fp8core_dtype dtype, int64_t count) {
+  return fp8core_tensor_create(data, dtype, 1, &count);
+}
+
+// --- Accuracy ---
+
+typedef struct accuracy_case {
+  fp8comm_gradient_algorithm algorithm;
+  fp8comm_gradient_scaling scaling;
+  fp8core_dtype wire;
+  fp8core_dtype in;
+  fp8core_dtype out;
+  int64_t bucket_bytes;
+} accuracy_case;
+
+// Half a unit of the last place of a value, as stored with this scale.
+static double half_step(fp8core_dtype dtype, double value, double scale) {
+  static const int bits[] = {3, 2, 7, 10, 23};
+  const double least = (double)fp8core_dtype_min_subnormal(dtype) / 2 / scale;
+  const double relative = fabs(value) * ldexp(1, -bits[dtype] - 1);
+  return relative > least ? relative : least;
+}
+
+// Bounds of docs/numerics.md.
+static double bound(const accuracy_case *one, const fp8comm_gradient_statistics *statistics, int ranks,
+                    const double *values, double mean) {
+  const double wire_scale = (double)statistics->wire_scale, mean_scale = (double)statistics->mean_scale;
+  const fp8core_dtype wire = one->algorithm == FP8COMM_BASELINE_FP32   ? FP8CORE_FP32
+                             : one->algorithm == FP8COMM_BASELINE_BF16 ? FP8CORE_BF16
+                                                                       : one->wire;
+  double first = 0, magnitudes = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    first += half_step(wire, values[rank], wire_scale);
+    magnitudes += fabs(values[rank]);
+  }
+  // FP32's own roundings: of the scales, the sum and the mean.
+  const double sums = (ranks + 8) * 0x1p-24 * magnitudes;
+  double error = (first + sums) / ranks;
+  if (one->algorithm == FP8COMM_NATIVE) {
+    for (int add = 1; add < ranks; add++) error += half_step(wire, magnitudes + ranks * error, wire_scale) / ranks;
+  } else {
+    error += half_step(wire, fabs(mean) + error, mean_scale);
+  }
+  return error + half_step(one->out == one->wire ? FP8CORE_FP32 : one->out, fabs(mean) + error, 1);
+}
+
+static float *inputs_of(int rank, int64_t tensor, fp8core_dtype dtype, unsigned char *stored, float *scale_inverse) {
+  float *values = malloc((size_t)shapes[tensor] * 4 + 4);
+  float amax = 0;
+  fill(values, shapes[tensor], rank, tensor, 1, 1);
+  for (int64_t i = 0; i < shapes[tensor]; i++) amax = fabsf(values[i]) > amax ? fabsf(values[i]) : amax;
+  const float scale = fp8core_scale_from_amax(dtype, amax, 0, 0, 1);
+  *scale_inverse = 1 / scale;
+  for (int64_t i = 0; i < shapes[tensor]; i++) {
+    const uint32_t code = fp8core_encode(dtype, values[i] * scale, 1);
+    values[i] = fp8core_decode(dtype, code) * *scale_inverse;
+    if (stored) memcpy(stored + (size_t)i * fp8core_dtype_size(dtype), &code, fp8core_dtype_size(dtype));
+  }
+  return values;
+}
+
+static void check_accuracy(fp8comm_communicator *communicator, void *data) {
+  const accuracy_case *one = data;
+  const int ranks = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_reducer *reducer;
+  fp8core_tensor in[TENSORS], out[TENSORS];
+  float scale_inverse[TENSORS];
+  fp8comm_gradient_result result;
+  fp8core_context_options context_options = fp8core_context_options_default();
+  fp8core_context *context;
+  context_options.threads = 1;
+  rank_ok(communicator, fp8core_context_create(&context, &context_options));
+  options.algorithm = one->algorithm;
+  options.scaling = one->scaling;
+  options.wire_dtype = one->wire;
+  options.bucket_bytes = one->bucket_bytes;
+  rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, TENSORS, shapes, &options));
+  const size_t element = fp8core_dtype_size(one->out);
+  for (int64_t i = 0; i < TENSORS; i++) {
+    in[i] = vector(malloc((size_t)shapes[i] * 4 + 4), one->in, shapes[i]);
+    out[i] = vector(malloc((size_t)shapes[i] * 4 + 4), one->out, shapes[i]);
+    free(inputs_of(rank, i, one->in, in[i].data, &scale_inverse[i]));
+    in[i].scale_inverse = &scale_inverse[i];
+  }
+  rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, in, out, &result));
+  rank_check(communicator, result.nonfinite_tensors == 0 && result.nonfinite_rank == -1, "nonfinite");
+  double *values = malloc((size_t)ranks * sizeof(*values));
+  float **all = malloc((size_t)ranks * sizeof(*all));
+  for (int64_t i = 0; i < TENSORS; i++) {
+    fp8comm_gradient_statistics statistics;
+    float unused;
+    rank_ok(communicator, fp8comm_gradient_get_statistics(reducer, i, &statistics));
+    rank_check(communicator, statistics.elements == shapes[i] && statistics.saturated_in_cast == 0, "statistics");
+    // Every rank looks at its share of elements only.
+    for (int other = 0; other < ranks; other++) all[other] = inputs_of(other, i, one->in, NULL, &unused);
+    for (int64_t j = rank; j < shapes[i]; j += ranks) {
+      double mean = 0;
+      uint32_t code = 0;
+      for (int other = 0; other < ranks; other++) mean += values[other] = (double)all[other][j];
+      mean /= ranks;
+      memcpy(&code, (unsigned char *)out[i].data + (size_t)j * element, element);
+      const double got =
+        (double)fp8core_decode(one->out, code) * (out[i].scale_inverse ? (double)*out[i].scale_inverse : 1);
+      const double most = bound(one, &statistics, ranks, values, mean);
+      rank_check(communicator, fabs(got - mean) <= most && statistics.saturated_in_sum == 0,
+                 "%s %s %s, in %s, out %s: element %lld of tensor %lld is %g, expected %g within %g",
+                 fp8comm_gradient_algorithm_name(one->algorithm), fp8comm_gradient_scaling_name(one->scaling),
+                 fp8core_dtype_name(one->wire), fp8core_dtype_name(one->in), fp8core_dtype_name(one->out), (long long)j,
+                 (long long)i, got, mean, most);
+    }
+    for (int other = 0; other < ranks; other++) free(all[other]);
+    // The same bits on every rank.
+    const int64_t bytes = shapes[i] * (int64_t)element;
+    unsigned char *gathered = malloc((size_t)(bytes * ranks) + 1);
+    rank_ok(communicator, fp8comm_all_gather(communicator, out[i].data, gathered, bytes, FP8COMM_BYTE));
+    for (int other = 0; other < ranks; other++)
+      rank_check(communicator, memcmp(gathered + other * bytes, out[i].data, (size_t)bytes) == 0,
+                 "other bits on rank %d", other);
+    free(gathered);
+  }
+  // And from run to run, in place where the formats allow.
+  fp8comm_gradient_destroy(&reducer);
+  rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, TENSORS, shapes, &options));
+  fp8core_tensor again[TENSORS];
+  for (int64_t i = 0; i < TENSORS; i++) {
+    again[i] = vector(one->in == one->out ? in[i].data : malloc((size_t)shapes[i] * 4 + 4), one->out, shapes[i]);
+  }
+  rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, in, again, NULL));
+  for (int64_t i = 0; i < TENSORS; i++) {
+    rank_check(communicator, memcmp(again[i].data, out[i].data, (size_t)shapes[i] * element) == 0, "two runs differ");
+    if (one->in != one->out) free(again[i].data);
+    free(in[i].data);
+    free(out[i].data);
+  }
+  free(values);
+  free(all);
+  fp8comm_gradient_destroy(&reducer);
+  fp8core_context_destroy(&context);
+}
+
+static void accuracy(void **unused) {
+  (void)unused;
+  static const accuracy_case cases[] = {
+    {FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, FP8CORE_FP32, FP8CORE_E4M3, 25 << 20},
+    {FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, FP8CORE_E4M3, FP8CORE_E4M3, 4096},
+    {FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E5M2, FP8CORE_BF16, FP8CORE_FP32, 25 << 20},
+    {FP8COMM_TWO_SHOT, FP8COMM_SCALING_POST, FP8CORE_E4M3, FP8CORE_FP32, FP8CORE_FP32, 5000},
+    {FP8COMM_NATIVE, FP8COMM_SCALING_PRE, FP8CORE_E4M3, FP8CORE_FP32, FP8CORE_E4M3, 25 << 20},
+    {FP8COMM_NATIVE, FP8COMM_SCALING_PRE, FP8CORE_E5M2, FP8CORE_E5M2, FP8CORE_BF16, 5000},
+    {FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, FP8CORE_FP32, FP8CORE_FP32, 25 << 20},
+    {FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, FP8CORE_BF16, FP8CORE_BF16, 5000},
+  };
+  for (size_t r = 0; r < COUNT(rank_counts); r++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
+      accuracy_case one = cases[i];
+      run_ranks(rank_counts[r], 0, check_accuracy, &one);
+    }
+  }
+}
+
+// --- A rig of one tensor ---
+
+typedef struct gradient_rig {
+  fp8comm_communicator *communicator;
+  fp8core_context *context;
+  fp8comm_gradient_reducer *reducer;
+  int64_t count;
+  float *in;
+  float *out;
+} gradient_rig;
+
+static fp8core_status rig_make(gradient_rig *made, fp8comm_communicator *communicator, int64_t count,
+                               const fp8comm_gradient_options *options) {
+  fp8core_context_options context_options = fp8core_context_options_default();
+  memset(made, 0, sizeof(*made));
+  context_options.threads = 1;
+  made->communicator = communicator;
+  made->count = count;
+  made->in = calloc((size_t)count, 4);
+  made->out = calloc((size_t)count, 4);
+  const fp8core_status status = fp8core_context_create(&made->context, &context_options);
+  if (status != FP8CORE_OK) return status;
+  return fp8comm_gradient_create(&made->reducer, communicator, made->context, 1, &count, options);
+}
+
+static fp8core_status rig_step(gradient_rig *rig, fp8comm_gradient_statistics *statistics,
+                               fp8comm_gradient_result *result) {
+  const fp8core_tensor in = vector(rig->in, FP8CORE_FP32, rig->count);
+  fp8core_tensor out = vector(rig->out, FP8CORE_FP32, rig->count);
+  const fp8core_status status = fp8comm_gradient_all_reduce(rig->reducer, &in, &out, result);
+  if (status != FP8CORE_OK) return status;
+  return fp8comm_gradient_get_statistics(rig->reducer, 0, statistics);
+}
+
+static void rig_free(gradient_rig *rig) {
+  fp8comm_gradient_destroy(&rig->reducer);
+  fp8core_context_destroy(&rig->context);
+  free(rig->in);
+  free(rig->out);
+}
+
+// The native sum is the scalar rule's, bit for bit, saturation counted.
+static void check_native(fp8comm_communicator *communicator, void *data) {
+  const int64_t count = 5000;
+  const int ranks = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_statistics statistics;
+  gradient_rig rig;
+  options.algorithm = FP8COMM_NATIVE;
+  options.scaling = FP8COMM_SCALING_POST;
+  options.wire_dtype = *(const fp8core_dtype *)data;
+  rank_ok(communicator, rig_make(&rig, communicator, count, &options));
+  fill(rig.in, count, rank, 0, 1, 1);
+  rank_ok(communicator, rig_step(&rig, &statistics, NULL));
+  float *all = malloc((size_t)(count * ranks) * 4);
+  uint64_t saturated = 0;
+  const int64_t part = ((count + ranks - 1) / ranks + 63) / 64 * 64;
+  for (int other = 0; other < ranks; other++) fill(all + other * count, count, other, 0, 1, 1);
+  for (int64_t i = 0; i < count; i++) {
+    const int owner = (int)(i / part);
+    uint32_t sum = fp8core_encode(options.wire_dtype, all[owner * count + i] * statistics.wire_scale, 1);
+    for (int distance = 1; distance < ranks; distance++) {
+      const int from = (owner + ranks - distance) % ranks;
+      sum = fp8comm_native_add_rule(
+        options.wire_dtype, sum, fp8core_encode(options.wire_dtype, all[from * count + i] * statistics.wire_scale, 1),
+        &saturated);
+    }
+    const float mean = fp8core_decode(options.wire_dtype, sum) * (1 / statistics.mean_scale);
+    rank_check(communicator, memcmp(&mean, &rig.out[i], 4) == 0, "element %lld is %g, expected %g", (long long)i,
+               (double)rig.out[i], (double)mean);
+  }
+  rank_check(communicator, statistics.saturated_in_sum == saturated && (saturated > 0 || ranks < 3),
+             "%llu additions saturated, expected %llu", (unsigned long long)statistics.saturated_in_sum,
+             (unsigned long long)saturated);
+  free(all);
+  rig_free(&rig);
+}
+
+static void native_is_the_rule(void **unused) {
+  (void)unused;
+  for (size_t r = 0; r < COUNT(rank_counts); r++) {
+    for (fp8core_dtype wire = FP8CORE_E4M3; wire <= FP8CORE_E5M2; wire++)
+      run_ranks(rank_counts[r], 0, check_native, &wire);
+  }
+}
+
+// --- Infinities and NaN ---
+
+static void check_nonfinite(fp8comm_communicator *communicator, void *data) {
+  const fp8comm_gradient_algorithm algorithm = *(const fp8comm_gradient_algorithm *)data;
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int scaled = algorithm == FP8COMM_TWO_SHOT || algorithm == FP8COMM_NATIVE;
+  const int64_t counts[] = {100, 200, 300};
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_reducer *reducer;
+  fp8core_context *context;
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  options.algorithm = algorithm;
+  rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 3, counts, &options));
+  float in[3][300], out[3][300];
+  double mu = 1;
+  for (int step = 0; step < 4; step++) {
+    fp8core_tensor inputs[3], outputs[3];
+    fp8comm_gradient_result result;
+    fp8comm_gradient_statistics statistics;
+    for (int i = 0; i < 3; i++) {
+      fill(in[i], counts[i], rank, i, 0, 1);
+      inputs[i] = vector(in[i], FP8CORE_FP32, counts[i]);
+      outputs[i] = vector(out[i], FP8CORE_FP32, counts[i]);
+    }
+    const int poisoned = step == 1 || step == 2;
+    if (poisoned && rank >= ranks / 2) in[1][7] = step == 1 ? NAN : -INFINITY;
+    rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, inputs, outputs, &result));
+    rank_check(communicator, result.nonfinite_tensors == poisoned, "step %d: %lld tensors", step,
+               (long long)result.nonfinite_tensors);
+    rank_check(communicator, result.nonfinite_rank == (poisoned && scaled ? ranks / 2 : -1), "step %d: rank %d", step,
+               result.nonfinite_rank);
+    rank_ok(communicator, fp8comm_gradient_get_statistics(reducer, 1, &statistics));
+    rank_check(communicator, statistics.nonfinite == poisoned, "step %d: nonfinite is %d", step, statistics.nonfinite);
+    rank_check(communicator, statistics.mu == mu, "step %d: mu is %g, expected %g", step, statistics.mu, mu);
+    mu = statistics.next_mu;
+    rank_check(communicator, !poisoned || mu == statistics.mu, "step %d: mu has moved", step);
+    for (int i = 0; i < 300; i++) {
+      rank_check(communicator, isfinite(out[2][i]), "step %d: another tensor is hurt", step);
+      if (i < 200)
+        rank_check(communicator, isnan(out[1][i]) == poisoned, "step %d: element %d is %g", step, i, (double)out[1][i]);
+    }
+  }
+  fp8comm_gradient_destroy(&reducer);
+  fp8core_context_destroy(&context);
+}
+
+static void nonfinite(void **unused) {
+  (void)unused;
+  for (int algorithm = 0; algorithm < 4; algorithm++) {
+    run_ranks(1, 0, check_nonfinite, &algorithm);
+    run_ranks(3, 0, check_nonfinite, &algorithm);
+    run_ranks(8, 0, check_nonfinite, &algorithm);
+  }
+}
+
+// --- mu ---
+
+// Gradients that agree: a sum of N of them is N times as large, so mu comes down to 1 / N and stays.
+static void check_mu_falls(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  const int ranks = fp8comm_communicator_size(communicator);
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_statistics statistics;
+  gradient_rig rig;
+  options.algorithm = FP8COMM_NATIVE;
+  rank_ok(communicator, rig_make(&rig, communicator, 2000, &options));
+  fill(rig.in, rig.count, 0, 0, 1, 0);
+  double mu = 1;
+  for (int step = 0; step < 12; step++) {
+    rank_ok(communicator, rig_step(&rig, &statistics, NULL));
+    const double saturation =
+      fp8comm_saturation_rule(statistics.saturated_in_cast, statistics.saturated_in_sum, rig.count, ranks);
+    rank_check(communicator, statistics.mu == mu, "mu is %g, expected %g", statistics.mu, mu);
+    mu = fp8comm_mu_rule(mu, saturation, 1e-5, 0.5, exp2(1e-3), options.mu_min, options.mu_max);
+    rank_check(communicator, statistics.next_mu == mu, "next mu is %g, expected %g", statistics.next_mu, mu);
+    // Sums that are rounded up on the way saturate a little beyond 1 / N.
+    rank_check(communicator, step < 3 ? statistics.saturated_in_sum > 0 : step < 5 || statistics.saturated_in_sum == 0,
+               "step %d: %llu saturated", step, (unsigned long long)statistics.saturated_in_sum);
+  }
+  rank_check(communicator, mu > 0x1p-5 && mu < 0.13, "mu is %g", mu);
+  rig_free(&rig);
+}
+
+// Small values and few large ones: mu grows, so that fewer underflow, until the large ones count.
+static void check_mu_grows(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_statistics statistics;
+  gradient_rig rig;
+  uint64_t flushed = UINT64_MAX;
+  options.growth_steps = 1;
+  options.saturation_threshold = 0.01;
+  options.mu_max = 1024;
+  rank_ok(communicator, rig_make(&rig, communicator, 10000, &options));
+  for (int64_t i = 0; i < rig.count; i++) rig.in[i] = i % 200 == 0 ? 1.0f : ldexpf(1.0f, -8 - (int)(i % 14));
+  for (int step = 0; step < 14; step++) {
+    rank_ok(communicator, rig_step(&rig, &statistics, NULL));
+    if (step <= 8) rank_check(communicator, statistics.mu == ldexp(1, step), "step %d: mu is %g", step, statistics.mu);
+    if (step <= 4)
+      rank_check(communicator, statistics.flushed_to_zero < flushed || flushed == 0, "step %d: %llu flushed", step,
+                 (unsigned long long)statistics.flushed_to_zero);
+    flushed = statistics.flushed_to_zero;
+    // 0.5 % of values are 1, which saturate from mu = 2 on.
+    if (step > 0)
+      rank_check(communicator, statistics.saturated_in_cast >= 50 * (uint64_t)fp8comm_communicator_size(communicator),
+                 "step %d: %llu saturated", step, (unsigned long long)statistics.saturated_in_cast);
+  }
+  rank_check(communicator, statistics.mu == 512 || statistics.mu == 256, "mu is %g", statistics.mu);
+  // Zeros say nothing.
+  const double mu = statistics.next_mu;
+  memset(rig.in, 0, (size_t)rig.count * 4);
+  rank_ok(communicator, rig_step(&rig, &statistics, NULL));
+  rank_check(communicator, statistics.next_mu == mu && statistics.amax == 0, "mu has moved for zeros");
+  for (int64_t i = 0; i < rig.count; i++) rank_check(communicator, rig.out[i] == 0, "the mean of zeros");
+  rig_free(&rig);
+}
+
+static void check_state(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_statistics statistics, continued;
+  gradient_rig one, other;
+  rank_ok(communicator, rig_make(&one, communicator, 777, &options));
+  rank_ok(communicator, rig_make(&other, communicator, 777, &options));
+  fill(one.in, 777, fp8comm_communicator_rank(communicator), 0, 1, 1);
+  memcpy(other.in, one.in, 777 * 4);
+  for (int step = 0; step < 3; step++) rank_ok(communicator, rig_step(&one, &statistics, NULL));
+  unsigned char saved[64];
+  const size_t bytes = fp8comm_gradient_saved_bytes(one.reducer);
+  rank_check(communicator, bytes == 44, "%zu bytes", bytes);
+  rank_ok(communicator, fp8comm_gradient_save(one.reducer, saved, bytes));
+  rank_refused(communicator, fp8comm_gradient_save(one.reducer, saved, bytes + 1), FP8CORE_ERROR_INVALID_ARGUMENT,
+               "44");
+  for (size_t i = 0; i < bytes; i++) {
+    saved[i] ^= 1;
+    rank_refused(communicator, fp8comm_gradient_load(other.reducer, saved, bytes), FP8CORE_ERROR_CORRUPT_DATA, "");
+    saved[i] ^= 1;
+    rank_refused(communicator, fp8comm_gradient_load(other.reducer, saved, i), FP8CORE_ERROR_CORRUPT_DATA, "");
+  }
+  rank_ok(communicator, fp8comm_gradient_load(other.reducer, saved, bytes));
+  rank_ok(communicator, rig_step(&one, &statistics, NULL));
+  rank_ok(communicator, rig_step(&other, &continued, NULL));
+  rank_check(communicator, statistics.mu == continued.mu && statistics.mu > 1, "mu is %g, expected %g", continued.mu,
+             statistics.mu);
+  rank_check(communicator, memcmp(one.out, other.out, 777 * 4) == 0, "the continued run differs");
+  rig_free(&one);
+  rank_ok(communicator, rig_make(&one, communicator, 778, &options));
+  rank_refused(communicator, fp8comm_gradient_load(one.reducer, saved, bytes), FP8CORE_ERROR_INVALID_ARGUMENT, "777");
+  rig_free(&one);
+  rig_free(&other);
+}
+
+static void mu(void **unused) {
+  (void)unused;
+  run_ranks(8, 0, check_mu_falls, NULL);
+  run_ranks(1, 0, check_mu_grows, NULL);
+  run_ranks(3, 0, check_mu_grows, NULL);
+  run_ranks(2, 0, check_state, NULL);
+}
+
+// --- Signal-to-noise ratio at 64 ranks ---
+
+#define SNR_ELEMENTS 8192
+typedef struct snr_case {
+  fp8comm_gradient_algorithm algorithm;
+  fp8comm_gradient_scaling scaling;
+  double shared;
+  double own;
+  // Of the last step.
+  double snr_db;
+  double once_db;
+  double mu;
+  double flushed;
+  double saturated;
+} snr_case;
+
+static void check_snr(fp8comm_communicator *communicator, void *data) {
+  snr_case *one = data;
+  const int ranks = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_statistics statistics;
+  gradient_rig rig;
+  options.algorithm = one->algorithm;
+  options.scaling = one->scaling;
+  options.measure_snr = 1;
+  rank_ok(communicator, rig_make(&rig, communicator, SNR_ELEMENTS, &options));
+  fill(rig.in, rig.count, rank, 5, one->shared, one->own);
+  // As long as mu needs to come down.
+  for (int step = 0; step < (one->scaling == FP8COMM_SCALING_AUTO ? 10 : 1); step++)
+    rank_ok(communicator, rig_step(&rig, &statistics, NULL));
+  // What the call says, against the mean in FP64.
+  if (rank == 0) {
+    double *mean = calloc(SNR_ELEMENTS, sizeof(*mean));
+    float *part = malloc(SNR_ELEMENTS * 4);
+    double amax = 0, signal = 0, noise = 0, once = 0;
+    for (int other = 0; other < ranks; other++) {
+      fill(part, rig.count, other, 5, one->shared, one->own);
+      for (int i = 0; i < SNR_ELEMENTS; i++) mean[i] += (double)part[i] / ranks;
+    }
+    for (int i = 0; i < SNR_ELEMENTS; i++) amax = fabs(mean[i]) > amax ? fabs(mean[i]) : amax;
+    const float scale = fp8core_scale_from_amax(FP8CORE_E4M3, (float)amax, 0, 0, 1);
+    for (int i = 0; i < SNR_ELEMENTS; i++) {
+      const uint32_t code = fp8core_encode(FP8CORE_E4M3, (float)mean[i] * scale, 1);
+      const double off = (double)fp8core_decode(FP8CORE_E4M3, code) / (double)scale - mean[i];
+      signal += mean[i] * mean[i];
+      once += off * off;
+      noise += ((double)rig.out[i] - mean[i]) * ((double)rig.out[i] - mean[i]);
+    }
+    one->once_db = 10 * log10(signal / once);
+    one->snr_db = statistics.snr_db;
+    one->mu = statistics.mu;
+    one->flushed = (double)statistics.flushed_to_zero / SNR_ELEMENTS / ranks;
+    one->saturated =
+      (double)statistics.saturated_in_sum / SNR_ELEMENTS + (double)statistics.saturated_in_cast / SNR_ELEMENTS / ranks;
+    rank_check(communicator, fabs(statistics.snr_db - 10 * log10(signal / noise)) < 0.01, "snr_db is %g, expected %g",
+               statistics.snr_db, 10 * log10(signal / noise));
+    free(mean);
+    free(part);
+  }
+  rig_free(&rig);
+}
+
+static void snr(void **unused) {
+  (void)unused;
+  static const double own[] = {0.5, 1, 4, 1};
+  print_message("64 ranks, %d elements; dB after 10 steps (auto)\n", SNR_ELEMENTS);
+  for (int k = 0; k < 4; k++) {
+    snr_case cases[] = {
+      {.algorithm = FP8COMM_TWO_SHOT, .scaling = FP8COMM_SCALING_AUTO},
+      {.algorithm = FP8COMM_NATIVE, .scaling = FP8COMM_SCALING_AUTO},
+      {.algorithm = FP8COMM_NATIVE, .scaling = FP8COMM_SCALING_PRE},
+      {.algorithm = FP8COMM_NATIVE, .scaling = FP8COMM_SCALING_POST},
+      {.algorithm = FP8COMM_BASELINE_BF16, .scaling = FP8COMM_SCALING_POST},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+      cases[i].shared = k < 3;
+      cases[i].own = own[k];
+      run_ranks(64, 0, check_snr, &cases[i]);
+      print_message("shared %g, own %g: %-8s %-4s %6.2f (once: %.2f), mu %.4g, flushed %.3g %%, saturated %.3g %%\n",
+                    cases[i].shared, cases[i].own, fp8comm_gradient_algorithm_name(cases[i].algorithm),
+                    fp8comm_gradient_scaling_name(cases[i].scaling), cases[i].snr_db, cases[i].once_db, cases[i].mu,
+                    100 * cases[i].flushed, 100 * cases[i].saturated);
+    }
+    // The best that native reaches with any scaling.
+    const double native = fmax(cases[1].snr_db, fmax(cases[2].snr_db, cases[3].snr_db));
+    assert_true(cases[0].snr_db > native + 6);
+    // Without anything in common both roundings weigh the same, which is 3 dB.
+    if (k < 2) assert_true(cases[0].snr_db > cases[0].once_db - 1);
+    assert_true(cases[0].snr_db > cases[0].once_db - 3.3);
+  }
+}
+
+// --- Many tensors, one large one, buckets by hand ---
+
+static void check_many(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  enum { MANY = 4000 };
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  int64_t *counts = malloc(MANY * sizeof(*counts)), total = 0;
+  fp8core_tensor *in = malloc(MANY * sizeof(*in)), *out = malloc(MANY * sizeof(*out));
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_reducer *reducer;
+  fp8comm_gradient_result result;
+  fp8core_context *context;
+  for (int i = 0; i < MANY; i++) counts[i] = i == 1234 ? (INT64_C(1) << 20) + 5 : i % 9;
+  for (int i = 0; i < MANY; i++) total += counts[i];
+  float *values = malloc((size_t)total * 4);
+  unsigned char *codes = malloc((size_t)total);
+  for (int64_t i = 0; i < total; i++) values[i] = (float)(i % 5 - 2 + rank);
+  for (int64_t i = 0, before = 0; i < MANY; before += counts[i++]) {
+    in[i] = vector(values + before, FP8CORE_FP32, counts[i]);
+    out[i] = vector(codes + before, FP8CORE_E4M3, counts[i]);
+  }
+  options.bucket_bytes = 3000;
+  options.buckets_in_flight = 3;
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, MANY, counts, &options));
+  const int64_t buckets = fp8comm_gradient_buckets(reducer);
+  rank_check(communicator, buckets >= 6 && buckets <= 12, "%lld buckets", (long long)buckets);
+  int64_t covered = 0;
+  for (int step = 0; step < 2; step++) {
+    // From the last to the first, as gradients come.
+    for (int64_t i = buckets - 1; i >= 0; i--) {
+      int64_t first, count;
+      rank_ok(communicator, fp8comm_gradient_bucket(reducer, i, &first, &count));
+      covered += count;
+      rank_ok(communicator, fp8comm_gradient_start(reducer, i, in, out));
+      rank_refused(communicator, fp8comm_gradient_start(reducer, i, in, out), FP8CORE_ERROR_INVALID_ARGUMENT,
+                   "already");
+      rank_ok(communicator, fp8comm_gradient_progress(reducer, NULL));
+    }
+    rank_ok(communicator, fp8comm_gradient_wait(reducer, &result));
+  }
+  rank_check(communicator, covered == 2 * MANY, "%lld tensors in buckets", (long long)covered);
+  // One byte each way for an element, and records.
+  const double most = 2.0 * (double)total * (ranks - 1) / ranks + 64.0 * ranks * MANY * 2;
+  rank_check(communicator, (double)result.bytes_sent <= most, "%llu bytes sent", (unsigned long long)result.bytes_sent);
+  for (int64_t i = 0; i < MANY; i++) {
+    for (int64_t j = 0; j < counts[i]; j++) {
+      const int64_t element = (float *)in[i].data - values + j;
+      const double mean = (double)(element % 5 - 2) + (ranks - 1) / 2.0;
+      const double got = (double)fp8core_decode(FP8CORE_E4M3, codes[element]) * (double)*out[i].scale_inverse;
+      rank_check(communicator, fabs(got - mean) <= 0.13 * (fabs(mean) + ranks), "element %lld is %g, expected %g",
+                 (long long)element, got, mean);
+    }
+  }
+  fp8comm_gradient_destroy(&reducer);
+  fp8core_context_destroy(&context);
+  free(counts);
+  free(in);
+  free(out);
+  free(values);
+  free(codes);
+}
+
+static void many(void **unused) {
+  (void)unused;
+  run_ranks(1, 0, check_many, NULL);
+  run_ranks(3, 0, check_many, NULL);
+}
+
+// --- Arguments ---
+
+static void check_arguments(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  const fp8core_status invalid = FP8CORE_ERROR_INVALID_ARGUMENT;
+  const int64_t count = 10, negative = -3;
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_reducer *reducer;
+  fp8core_context *context;
+  float buffer[10] = {0};
+  uint8_t codes[10];
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+#define REFUSED(call, text) rank_refused(communicator, call, invalid, text)
+#define CREATE(tensors, sizes) fp8comm_gradient_create(&reducer, communicator, context, tensors, sizes, &options)
+  REFUSED(fp8comm_gradient_create(NULL, communicator, context, 1, &count, NULL), "reducer is NULL");
+  REFUSED(fp8comm_gradient_create(&reducer, NULL, context, 1, &count, NULL), "communicator is NULL");
+  REFUSED(fp8comm_gradient_create(&reducer, communicator, NULL, 1, &count, NULL), "context is NULL");
+  REFUSED(CREATE(0, &count), "tensors is 0");
+  REFUSED(CREATE(1, NULL), "elements is NULL");
+  REFUSED(CREATE(1, &negative), "elements[0] is -3");
+#define OPTION(field, value, text)                                                                                     \
+  options = fp8comm_gradient_options_default();                                                                        \
+  options.field = value;                                                                                               \
+  REFUSED(CREATE(1, &count), text)
+  OPTION(algorithm, (fp8comm_gradient_algorithm)9, "algorithm is 9");
+  OPTION(scaling, (fp8comm_gradient_scaling)-1, "scaling is -1");
+  OPTION(wire_dtype, FP8CORE_BF16, "wire_dtype is bf16");
+  OPTION(buckets_in_flight, 0, "buckets_in_flight is 0");
+  OPTION(bucket_bytes, 0, "bucket_bytes is 0");
+  OPTION(saturation_threshold, NAN, "saturation_threshold is nan");
+  OPTION(backoff, 1, "backoff is 1");
+  OPTION(growth_steps, 0.5, "growth_steps is 0.5");
+  OPTION(mu_initial, 1e9, "mu_min, mu_initial, mu_max are");
+  options = fp8comm_gradient_options_default();
+  options.size = 4;
+  rank_refused(communicator, CREATE(1, &count), FP8CORE_ERROR_VERSION_MISMATCH, "size 4");
+  options = fp8comm_gradient_options_default();
+  rank_ok(communicator, CREATE(1, &count));
+  fp8core_tensor in = vector(buffer, FP8CORE_FP32, 10), out = vector(codes, FP8CORE_E4M3, 10), wrong;
+  REFUSED(fp8comm_gradient_all_reduce(NULL, &in, &out, NULL), "reducer is NULL");
+  REFUSED(fp8comm_gradient_all_reduce(reducer, NULL, &out, NULL), "inputs is NULL");
+  REFUSED(fp8comm_gradient_all_reduce(reducer, &in, NULL, NULL), "outputs is NULL");
+  wrong = vector(buffer, FP8CORE_FP32, 9);
+  REFUSED(fp8comm_gradient_all_reduce(reducer, &wrong, &out, NULL), "inputs[0] has 9 elements");
+  wrong = vector(NULL, FP8CORE_E4M3, 10);
+  REFUSED(fp8comm_gradient_all_reduce(reducer, &in, &wrong, NULL), "outputs[0]: ");
+  wrong = vector(codes, FP8CORE_E5M2, 10);
+  REFUSED(fp8comm_gradient_all_reduce(reducer, &in, &wrong, NULL),
+          "outputs[0] is e5m2, expected fp32, bf16, fp16 or the wire's e4m3");
+  REFUSED(fp8comm_gradient_start(reducer, 1, &in, &out), "bucket is 1");
+  // None of it has hurt.
+  rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, &in, &out, NULL));
+  fp8comm_gradient_destroy(&reducer);
+  // Ranks that do not agree.
+  const int64_t own = 10 + (fp8comm_communicator_rank(communicator) == 1);
+  rank_refused(communicator, CREATE(1, &own), invalid, "gradient_create of 1 tensors");
+  fp8core_context_destroy(&context);
+}
+
+static void arguments(void **unused) {
+  (void)unused;
+  run_ranks(3, 0, check_arguments, NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(arguments), cmocka_unit_test(native_is_the_rule),
+    cmocka_unit_test(accuracy),  cmocka_unit_test(nonfinite),
+    cmocka_unit_test(mu),        cmocka_unit_test(many),
+    cmocka_unit_test(snr),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
