@@ -116,14 +116,14 @@ static void check_missing(fp8comm_communicator *communicator, void *data) {
   char text[64];
   (void)snprintf(text, sizeof(text), "rank %d does not answer", missing);
   if (rank == missing) {
-    sleep_for(2);
+    sleep_for(4);
     rank_refused(communicator, fp8comm_all_reduce(communicator, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM),
                  FP8CORE_ERROR_TIMEOUT, text);
   } else {
     const double start = now();
     rank_refused(communicator, fp8comm_all_reduce(communicator, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM),
                  FP8CORE_ERROR_TIMEOUT, text);
-    rank_check(communicator, now() - start > 0.39 && now() - start < 1.9, "it took %g s", now() - start);
+    rank_check(communicator, now() - start > 0.39 && now() - start < 3.9, "it took %g s", now() - start);
     rank_refused(communicator, fp8comm_barrier(communicator), FP8CORE_ERROR_TIMEOUT, text);
   }
   free(buffer);
@@ -149,7 +149,7 @@ static void check_late(fp8comm_communicator *communicator, void *data) {
   if (fp8comm_communicator_rank(communicator) == 0) sleep_for(0.3);
   rank_ok(communicator, fp8comm_all_reduce(communicator, &value, &value, 1, FP8COMM_FP32, FP8COMM_SUM));
   rank_ok(communicator, fp8comm_barrier_start(communicator, &request));
-  sleep_for(0.9);
+  sleep_for(3.5);
   rank_ok(communicator, fp8comm_request_wait(&request));
 }
 
@@ -159,7 +159,7 @@ static void check_polling(fp8comm_communicator *communicator, void *data) {
   fp8comm_request *request;
   int done = 0;
   if (fp8comm_communicator_rank(communicator) == 1) {
-    sleep_for(1.2);
+    sleep_for(5);
     return;
   }
   rank_ok(communicator, fp8comm_barrier_start(communicator, &request));
@@ -179,7 +179,7 @@ static void missing(void **unused) {
     run_ranks(5, 0.4, check_missing, &large);
   }
   run_ranks(3, 0.4, check_elsewhere, NULL);
-  run_ranks(3, 0.6, check_late, NULL);
+  run_ranks(3, 3, check_late, NULL);
   run_ranks(2, 0.4, check_polling, NULL);
 }
 
@@ -206,7 +206,7 @@ static void check_abort(fp8comm_communicator *communicator, void *data) {
                         : fp8comm_all_reduce(communicator, buffer, buffer, 150000, FP8COMM_FP32, FP8COMM_SUM);
     rank_refused(communicator, status, FP8CORE_ERROR_PEER, text);
     rank_refused(communicator, fp8comm_barrier(part), FP8CORE_ERROR_PEER, "the disk is full");
-    rank_check(communicator, now() - start < 5, "it took %g s", now() - start);
+    rank_check(communicator, now() - start < 15, "it took %g s", now() - start);
   }
   fp8comm_communicator_destroy(&part);
   free(buffer);
@@ -224,7 +224,7 @@ static void check_leave(fp8comm_communicator *communicator, void *data) {
     (void)snprintf(text, sizeof(text), "rank %d has left", size - 1);
     rank_refused(communicator, fp8comm_all_reduce(communicator, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM),
                  FP8CORE_ERROR_PEER, text);
-    rank_check(communicator, now() - start < 5, "it took %g s", now() - start);
+    rank_check(communicator, now() - start < 15, "it took %g s", now() - start);
   }
   free(buffer);
 }
