@@ -373,25 +373,34 @@ static fp8core_status measured_product(fp8core_scaling *scaling, int64_t index, 
   return FP8CORE_OK;
 }
 
-fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, const fp8core_gemm_options *options,
-                                    const fp8core_tensor *a, const fp8core_tensor *b, const fp8core_tensor *c,
-                                    fp8core_tensor *d, float *scale_inverse) {
-  FP8CORE_TRY(check_index(__func__, scaling, index));
+// Validates the arguments of a product under the scale of tensor `index`: D as it will be bound, and the job into it.
+static fp8core_status prepare_product(fp8core_scaling *scaling, int64_t index, const fp8core_gemm_options *options,
+                                      const fp8core_tensor *a, const fp8core_tensor *b, const fp8core_tensor *c,
+                                      const fp8core_tensor *d, float *scale_inverse, fp8core_tensor *bound,
+                                      fp8core_gemm_job *job, int *empty) {
   if (!d) return null_argument("d", "a tensor to write");
   FP8CORE_TRY(fp8core_check_aligned("scale_inverse", "", scale_inverse, sizeof(float)));
   FP8CORE_TRY(check_bindable(scaling, index, "d", d));
-  fp8core_context *const context = scaling->context;
-  fp8core_tensor bound = *d;
-  bind(scaling, index, scale_inverse, &bound);
+  *bound = *d;
+  bind(scaling, index, scale_inverse, bound);
+  FP8CORE_TRY(fp8core_gemm_prepare(scaling->context, options, a, b, c, bound, job, empty));
+  const int64_t batch = job->options.batch;
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "A", &job->a, batch, job->options.batch_stride_a));
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "B", &job->b, batch, job->options.batch_stride_b));
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "C", &job->c, batch, job->options.batch_stride_c));
+  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "bias", &job->bias, 1, 0));
+  return check_apart(scaling, index, scale_inverse, "auxiliary", &job->auxiliary, 1, 0);
+}
+
+fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, const fp8core_gemm_options *options,
+                                    const fp8core_tensor *a, const fp8core_tensor *b, const fp8core_tensor *c,
+                                    fp8core_tensor *d, float *scale_inverse) {
+  fp8core_tensor bound;
   fp8core_gemm_job job;
   int empty;
-  FP8CORE_TRY(fp8core_gemm_prepare(context, options, a, b, c, &bound, &job, &empty));
-  const int64_t batch = job.options.batch;
-  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "A", &job.a, batch, job.options.batch_stride_a));
-  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "B", &job.b, batch, job.options.batch_stride_b));
-  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "C", &job.c, batch, job.options.batch_stride_c));
-  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "bias", &job.bias, 1, 0));
-  FP8CORE_TRY(check_apart(scaling, index, scale_inverse, "auxiliary", &job.auxiliary, 1, 0));
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  FP8CORE_TRY(prepare_product(scaling, index, options, a, b, c, d, scale_inverse, &bound, &job, &empty));
+  fp8core_context *const context = scaling->context;
   if (empty || has_scale_of_history(scaling, index)) {
     FP8CORE_TRY(fp8core_gemm(context, options, a, b, c, &bound));
   } else {
@@ -409,16 +418,13 @@ fp8core_status fp8core_scaling_gemm(fp8core_scaling *scaling, int64_t index, con
 fp8core_status fp8core_scaling_gemm_reserve(fp8core_scaling *scaling, int64_t index,
                                             const fp8core_gemm_options *options, const fp8core_tensor *a,
                                             const fp8core_tensor *b, const fp8core_tensor *c, const fp8core_tensor *d) {
-  FP8CORE_TRY(check_index(__func__, scaling, index));
-  if (!d) return null_argument("d", "a tensor to write");
-  FP8CORE_TRY(check_bindable(scaling, index, "d", d));
-  fp8core_context *const context = scaling->context;
-  fp8core_tensor bound = *d;
-  bind(scaling, index, NULL, &bound);
+  fp8core_tensor bound;
   fp8core_gemm_job job;
   int empty;
-  FP8CORE_TRY(fp8core_gemm_prepare(context, options, a, b, c, &bound, &job, &empty));
+  FP8CORE_TRY(check_index(__func__, scaling, index));
+  FP8CORE_TRY(prepare_product(scaling, index, options, a, b, c, d, NULL, &bound, &job, &empty));
   if (empty) return FP8CORE_OK;
+  fp8core_context *const context = scaling->context;
   // At once, with a history, and by way of FP32, without.
   if (scaling->arrays.delayed) FP8CORE_TRY(fp8core_reserve_product(context, &job));
   context->reserving = 1;
