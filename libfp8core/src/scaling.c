@@ -440,6 +440,8 @@ fp8core_status fp8core_scaling_update(fp8core_scaling *scaling) {
   return FP8CORE_OK;
 }
 
+float *fp8core_scaling_amaxes(fp8core_scaling *scaling) { return scaling ? scaling->arrays.amax : NULL; }
+
 fp8core_status fp8core_scaling_get(fp8core_scaling *scaling, int64_t index, fp8core_scaling_record *record) {
   FP8CORE_TRY(check_index(__func__, scaling, index));
   if (!record) return null_argument("record", "where to put the record");

@@ -29,6 +29,7 @@ typedef struct fp8gpt_parameter_record {
   int64_t elements;
   int decay;
   int linear;
+  int part;
   // Of the initial values: 0 standard deviation means all `initial_value`.
   float initial_std;
   float initial_value;
@@ -93,6 +94,9 @@ struct fp8gpt_model {
   // Of the CPU.
   const struct fp8gpt_ops *ops;
   int threads;
+  // Passes since the gradients were set last, this one included.
+  int accumulated;
+  fp8gpt_hooks hooks;
   // Products make room for themselves, and nothing is computed (fp8gpt_reserve()).
   int reserving;
   fp8gpt_config config;
@@ -102,6 +106,8 @@ struct fp8gpt_model {
   fp8core_dtype activation_dtype;
   int64_t rows;
   int64_t parameter_count;
+  // The part of the parameters that are being listed.
+  int listed_part;
   fp8gpt_parameter_record *parameters;
   fp8gpt_block *blocks;
   fp8gpt_norm_layer final_norm;
@@ -165,6 +171,9 @@ typedef struct fp8gpt_pass {
   int64_t sequences;
   int64_t length;
   int64_t rows;
+  // Of generation: tokens whose keys and values are in the cache, which is used then.
+  int cached;
+  int64_t position;
   uint32_t number;
   int training;
   int first;

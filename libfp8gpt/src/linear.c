@@ -153,7 +153,7 @@ static fp8core_status weight_gradient(fp8gpt_model *model, const fp8gpt_linear *
   options.transpose_a = 1;
   options.beta = now->first ? 0.0f : 1.0f;
   if (parameter->gradient_scale < 0) return fp8gpt_product(model, &options, output_gradient, &input, earlier, &sum);
-  if (now->first || now->number % FP8GPT_MICRO_BATCHES < NEAREST_MICRO_BATCHES)
+  if (now->first || model->accumulated <= NEAREST_MICRO_BATCHES)
     return scaled_product(model, model->scaling, parameter->gradient_scale, &options, output_gradient, &input, earlier,
                           &sum);
   FP8GPT_TRY(take_wide_weight_gradient(model));

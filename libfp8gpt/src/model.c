@@ -12,7 +12,7 @@
 #define ALIGNMENT 256
 #define MOST_BYTES (INT64_C(1) << 62)
 
-static const char *const precision_names[] = {"fp32", "bf16", "te", "fp8-o1", "fp8-o2"};
+static const char *const precision_names[] = {"fp32", "bf16", "te", "fp8-o1", "fp8-o2", "fp8-o3"};
 
 const char *fp8gpt_precision_name(fp8gpt_precision precision) {
   const unsigned index = (unsigned)precision;
@@ -37,6 +37,7 @@ static int add_parameter(fp8gpt_model *model, const char *name, int dimensions, 
   record->elements = dimensions == 1 ? rows : rows * columns;
   record->decay = dimensions == 2;
   record->linear = linear;
+  record->part = model->listed_part;
   record->initial_std = initial_std;
   record->initial_value = initial_value;
   record->gradient_scale = -1;
@@ -97,6 +98,7 @@ static void list_parameters(fp8gpt_model *model) {
   char name[FP8GPT_MAX_NAME];
   model->parameter_count = 0;
   model->scaled_tensors = 0;
+  model->listed_part = 0;
   model->token_embedding =
     add_parameter(model, "embedding.token.weight", 2, config->vocabulary, hidden, 0, config->init_std, 0.0f);
   model->position_embedding =
@@ -105,6 +107,7 @@ static void list_parameters(fp8gpt_model *model) {
       : -1;
   for (int i = 0; i < config->layers; i++) {
     fp8gpt_block *block = &model->blocks[i];
+    model->listed_part++;
 #define NAMED(format) ((void)snprintf(name, sizeof(name), "layers.%d." format, i), name)
     add_norm(model, &block->norm1, NAMED("attention_norm"));
     add_linear(model, &block->qkv, NAMED("attention.qkv"), qkv, hidden, config->init_std);
@@ -114,6 +117,7 @@ static void list_parameters(fp8gpt_model *model) {
     add_linear(model, &block->fc2, NAMED("ffn.fc2"), hidden, config->ffn_hidden, residual_std);
 #undef NAMED
   }
+  model->listed_part++;
   add_norm(model, &model->final_norm, "final_norm");
   model->output = config->tied_embeddings
                     ? model->token_embedding
@@ -135,13 +139,13 @@ static void *take(layout *place, int64_t bytes) {
 }
 
 static fp8core_dtype weight_dtype(const fp8gpt_model *model, const fp8gpt_parameter_record *record) {
-  const int in_fp8 = model->options.precision == FP8GPT_FP8_O1 || model->options.precision == FP8GPT_FP8_O2;
+  const int in_fp8 = model->options.precision >= FP8GPT_FP8_O1;
   return record->linear && in_fp8 ? FP8CORE_E4M3 : model->activation_dtype;
 }
 
 // Vectors are small: their gradients are always FP32.
 static fp8core_dtype gradient_dtype(const fp8gpt_model *model, const fp8gpt_parameter_record *record) {
-  const int in_fp8 = model->options.precision == FP8GPT_FP8_O1 || model->options.precision == FP8GPT_FP8_O2;
+  const int in_fp8 = model->options.precision >= FP8GPT_FP8_O1;
   if (record->dimensions == 1 || !in_fp8) return FP8CORE_FP32;
   return record->linear ? FP8CORE_E4M3 : FP8CORE_BF16;
 }
@@ -158,10 +162,12 @@ static void lay_parameters(fp8gpt_model *model, layout *weights, layout *gradien
     fp8gpt_parameter_record *record = &model->parameters[i];
     const fp8core_dtype weight = weight_dtype(model, record);
     const fp8core_dtype gradient = gradient_dtype(model, record);
-    record->weight =
-      parameter_tensor(model, record, weight, take(weights, record->elements * (int64_t)fp8core_dtype_size(weight)));
+    void *weight_data = NULL;
     void *gradient_data = NULL;
-    if (!model->options.inference)
+    if (!model->options.external_weights)
+      weight_data = take(weights, record->elements * (int64_t)fp8core_dtype_size(weight));
+    record->weight = parameter_tensor(model, record, weight, weight_data);
+    if (!model->options.inference && !model->options.external_gradients)
       gradient_data = take(gradients, record->elements * (int64_t)fp8core_dtype_size(gradient));
     record->gradient = parameter_tensor(model, record, gradient, gradient_data);
   }
@@ -436,7 +442,7 @@ static fp8core_status create(fp8gpt_model *model) {
   FP8GPT_TRY(fill_angles(model));
   FP8GPT_TRY(create_scaling(model));
   FP8GPT_TRY(fp8gpt_reserve(model));
-  return initialise_weights(model);
+  return model->options.external_weights ? FP8CORE_OK : initialise_weights(model);
 }
 
 fp8core_status fp8gpt_model_create(fp8gpt_model **model, fp8core_context *context, const fp8gpt_config *config,
@@ -449,9 +455,9 @@ fp8core_status fp8gpt_model_create(fp8gpt_model **model, fp8core_context *contex
   if (chosen.size != sizeof(chosen))
     return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "fp8gpt_model_options.size is %zu, expected %zu",
                                   chosen.size, sizeof(chosen));
-  if ((unsigned)chosen.precision > FP8GPT_FP8_O2)
+  if ((unsigned)chosen.precision > FP8GPT_FP8_O3)
     return fp8gpt_invalid("precision is %d, expected an fp8gpt_precision, 0 to %d", (int)chosen.precision,
-                          (int)FP8GPT_FP8_O2);
+                          (int)FP8GPT_FP8_O3);
   if (chosen.batch < 1 || (int64_t)chosen.batch * config->sequence > INT32_MAX)
     return fp8gpt_invalid("batch is %d, expected at least 1 and at most 2^31 - 1 tokens (sequence %d)", chosen.batch,
                           config->sequence);
@@ -515,6 +521,7 @@ fp8core_status fp8gpt_model_parameter(const fp8gpt_model *model, int64_t index, 
   parameter->shape[1] = record->shape[1];
   parameter->decay = record->decay;
   parameter->linear = record->linear;
+  parameter->part = record->part;
   parameter->weight = record->weight;
   parameter->gradient = record->gradient;
   parameter->gradient.amax = NULL;
@@ -545,6 +552,31 @@ fp8core_status fp8gpt_model_bind_weight(fp8gpt_model *model, int64_t index, cons
   return FP8CORE_OK;
 }
 
+fp8core_status fp8gpt_model_bind_gradient(fp8gpt_model *model, int64_t index, void *data) {
+  FP8GPT_TRY(check_index(model, "fp8gpt_model_bind_gradient", index, fp8gpt_model_parameters(model)));
+  fp8gpt_parameter_record *record = &model->parameters[index];
+  if (model->options.inference)
+    return fp8gpt_invalid("the model was created with inference 1, expected one for training, which has gradients");
+  if (!data) return fp8gpt_invalid("data of fp8gpt_model_bind_gradient() is NULL, expected memory");
+  if ((uintptr_t)data % fp8core_dtype_size(record->gradient.dtype) != 0)
+    return fp8gpt_invalid("the gradient of \"%s\" is at %p, expected an address that %zu divides", record->name, data,
+                          fp8core_dtype_size(record->gradient.dtype));
+  record->gradient.data = data;
+  return FP8CORE_OK;
+}
+
+int fp8gpt_model_parts(const fp8gpt_model *model) { return model ? model->config.layers + 2 : 0; }
+
+fp8core_status fp8gpt_model_set_hooks(fp8gpt_model *model, const fp8gpt_hooks *hooks) {
+  static const fp8gpt_hooks none = {sizeof(none), NULL, NULL, NULL};
+  if (!model) return fp8gpt_invalid("model of fp8gpt_model_set_hooks() is NULL, expected a model");
+  if (hooks && hooks->size != sizeof(*hooks))
+    return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "fp8gpt_hooks.size is %zu, expected %zu", hooks->size,
+                                  sizeof(*hooks));
+  model->hooks = hooks ? *hooks : none;
+  return FP8CORE_OK;
+}
+
 fp8core_status fp8gpt_model_initial_weight(const fp8gpt_model *model, int64_t index, float *values) {
   FP8GPT_TRY(check_index(model, "fp8gpt_model_initial_weight", index, fp8gpt_model_parameters(model)));
   if (!values) return fp8gpt_invalid("values of fp8gpt_model_initial_weight() is NULL, expected memory");
@@ -558,8 +590,9 @@ fp8core_status fp8gpt_memory_report(const fp8gpt_model *model, fp8gpt_memory *me
   for (int64_t i = 0; i < model->parameter_count; i++) {
     const fp8gpt_parameter_record *record = &model->parameters[i];
     memory->parameters += record->elements;
-    memory->weight_bytes += record->elements * (int64_t)fp8core_dtype_size(record->weight.dtype);
-    if (!model->options.inference)
+    if (!model->options.external_weights)
+      memory->weight_bytes += record->elements * (int64_t)fp8core_dtype_size(record->weight.dtype);
+    if (!model->options.inference && !model->options.external_gradients)
       memory->gradient_bytes += record->elements * (int64_t)fp8core_dtype_size(record->gradient.dtype);
   }
   memory->activation_bytes = model->activation_bytes;

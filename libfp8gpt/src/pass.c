@@ -109,9 +109,17 @@ static fp8gpt_attention attention_of(const fp8gpt_model *model, const fp8gpt_blo
   return attention;
 }
 
-static fp8core_status attention_forward(fp8gpt_model *model, const fp8gpt_block *block, const fp8gpt_pass *now) {
-  const fp8gpt_attention job = attention_of(model, block, now);
-  return model->backend->attention(model, &job);
+// In generation the keys and values of new tokens go to the cache, and their queries meet all of it.
+static fp8core_status attention_forward(fp8gpt_model *model, int index, const fp8gpt_pass *now) {
+  const fp8gpt_attention job = attention_of(model, &model->blocks[index], now);
+  if (!now->cached) return model->backend->attention(model, &job);
+  const int64_t cached =
+    2 * (int64_t)model->config.kv_heads * head_dim(model) * (int64_t)fp8core_dtype_size(model->activation_dtype);
+  const fp8gpt_attention_cached with_cache = {.attention = job,
+                                              .cache =
+                                                (unsigned char *)model->cache + index * model->config.sequence * cached,
+                                              .position = now->position};
+  return model->backend->attention_cached(model, &with_cache);
 }
 
 static fp8core_status attention_backward(fp8gpt_model *model, const fp8gpt_block *block, const fp8gpt_pass *now,
@@ -145,6 +153,45 @@ static fp8core_status swiglu_backward(fp8gpt_model *model, const fp8gpt_block *b
                              .dout = dout,
                              .dgate_up = dgate_up};
   return model->backend->swiglu_backward(model, &job);
+}
+
+// Parts, as their users are told of them.
+
+static fp8core_status check_bound(const fp8gpt_model *model, int part, fp8gpt_direction direction) {
+  for (int64_t i = 0; i < model->parameter_count; i++) {
+    const fp8gpt_parameter_record *record = &model->parameters[i];
+    if (record->part != part) continue;
+    if (!record->weight.data)
+      return fp8gpt_invalid(
+        "\"%s\" has no weight, expected one from fp8gpt_model_bind_weight(), as external_weights is %d", record->name,
+        model->options.external_weights);
+    if (direction == FP8GPT_BACKWARD && !record->gradient.data)
+      return fp8gpt_invalid(
+        "\"%s\" has no gradient, expected one from fp8gpt_model_bind_gradient(), as external_gradients is %d",
+        record->name, model->options.external_gradients);
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status acquire(fp8gpt_model *model, int part, fp8gpt_direction direction) {
+  if (model->hooks.acquire) FP8GPT_TRY(model->hooks.acquire(model->hooks.user_data, part, direction));
+  if (!model->options.external_weights && !model->options.external_gradients) return FP8CORE_OK;
+  return check_bound(model, part, direction);
+}
+
+static fp8core_status release(fp8gpt_model *model, int part, fp8gpt_direction direction) {
+  return model->hooks.release ? model->hooks.release(model->hooks.user_data, part, direction) : FP8CORE_OK;
+}
+
+// The last part, and the first one where it has the output layer's weight. Backward, the caller releases.
+static fp8core_status acquire_head(fp8gpt_model *model, fp8gpt_direction direction) {
+  if (model->output == model->token_embedding) FP8GPT_TRY(acquire(model, 0, direction));
+  return acquire(model, model->config.layers + 1, direction);
+}
+
+static fp8core_status release_head(fp8gpt_model *model, fp8gpt_direction direction) {
+  FP8GPT_TRY(release(model, model->config.layers + 1, direction));
+  return model->output == model->token_embedding ? release(model, 0, direction) : FP8CORE_OK;
 }
 
 // Embeddings.
@@ -186,12 +233,12 @@ static int64_t sort_rows(fp8gpt_model *model, const int32_t *tokens, int64_t row
 }
 
 // The first norm stores no sum: the embedding lies where the backward pass reads it.
-static fp8core_status embed(fp8gpt_model *model, const fp8gpt_pass *now, int64_t position) {
+static fp8core_status embed(fp8gpt_model *model, const fp8gpt_pass *now) {
   const fp8gpt_embedding job = {.dtype = model->activation_dtype,
                                 .rows = now->rows,
                                 .columns = model->config.hidden,
                                 .length = now->length,
-                                .position = position,
+                                .position = now->position,
                                 .tokens = model->ids.tokens,
                                 .words = weight_of(model, model->token_embedding),
                                 .places = weight_of(model, model->position_embedding),
@@ -227,8 +274,8 @@ static fp8core_status block_forward(fp8gpt_model *model, int index, const fp8gpt
                           dropout_at(model, 2 * index, now->number, now->training), input_of(model, &block->qkv)));
   FP8GPT_TRY(
     fp8gpt_linear_forward(model, &block->qkv, rows, input_of(model, &block->qkv), block->qkv_out, now->training));
-  FP8GPT_TRY(rotate(model, block->qkv_out, rows, now->length, 0, 1.0f));
-  FP8GPT_TRY(attention_forward(model, block, now));
+  FP8GPT_TRY(rotate(model, block->qkv_out, rows, now->length, now->position, 1.0f));
+  FP8GPT_TRY(attention_forward(model, index, now));
   FP8GPT_TRY(
     fp8gpt_linear_forward(model, &block->projection, rows, block->attention_out, model->branch, now->training));
   const void *sum = block->norm1.sum;
@@ -334,7 +381,7 @@ static fp8core_status reserve_rows(fp8gpt_model *model, fp8gpt_pass *now) {
   if (!now->training) return FP8CORE_OK;
   // The first micro-batch, and one of the later ones.
   for (now->first = 1; now->first >= 0; now->first--) {
-    now->number = now->first ? 0 : FP8GPT_MICRO_BATCHES - 1;
+    model->accumulated = now->first ? 1 : FP8GPT_MICRO_BATCHES;
     FP8GPT_TRY(fp8gpt_linear_backward(model, &block->fc2, now, branch_gradient(model), 1,
                                       gelu ? model->wide_gradient : model->hidden, gelu ? block->fc1_out : NULL,
                                       gelu ? block->fc1.bias : -1));
@@ -347,7 +394,25 @@ static fp8core_status reserve_rows(fp8gpt_model *model, fp8gpt_pass *now) {
   return FP8CORE_OK;
 }
 
-fp8core_status fp8gpt_reserve(fp8gpt_model *model) {
+// Lends memory to parameters that have none yet, as products are checked whole: all of them the same, as each product
+// has one weight or one gradient. NULL takes it back.
+static void lend_external(fp8gpt_model *model, void *memory) {
+  for (int64_t i = 0; i < model->parameter_count; i++) {
+    if (model->options.external_weights) model->parameters[i].weight.data = memory;
+    if (model->options.external_gradients && !model->options.inference) model->parameters[i].gradient.data = memory;
+  }
+}
+
+static int64_t largest_external(const fp8gpt_model *model) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < model->parameter_count; i++) {
+    const int64_t bytes = model->parameters[i].elements * (int64_t)sizeof(float);
+    if (bytes > most) most = bytes;
+  }
+  return model->options.external_weights || model->options.external_gradients ? most : 0;
+}
+
+static fp8core_status reserve(fp8gpt_model *model) {
   fp8core_status status = FP8CORE_OK;
   model->reserving = 1;
   // On the CPU fewer rows are divided otherwise, and may need more.
@@ -361,20 +426,38 @@ fp8core_status fp8gpt_reserve(fp8gpt_model *model) {
   return status;
 }
 
+fp8core_status fp8gpt_reserve(fp8gpt_model *model) {
+  const int64_t bytes = largest_external(model);
+  void *memory;
+  if (bytes == 0) return reserve(model);
+  FP8GPT_TRY(fp8core_alloc(model->context, (size_t)bytes, &memory));
+  lend_external(model, memory);
+  const fp8core_status status = reserve(model);
+  lend_external(model, NULL);
+  (void)fp8core_free(model->context, memory);
+  return status;
+}
+
 static fp8core_status zero_gradient(fp8gpt_model *model, int parameter) {
   const fp8core_tensor *gradient = &model->parameters[parameter].gradient;
   return fp8core_zero(model->context, gradient->data, (size_t)fp8core_tensor_span_bytes(gradient));
 }
 
+// Leaves the last part acquired: the output layer follows.
 static fp8core_status forward(fp8gpt_model *model, const fp8gpt_pass *now) {
   const void *x = model->blocks[0].norm1.sum;
   const void *delta = NULL;
-  FP8GPT_TRY(embed(model, now, 0));
+  FP8GPT_TRY(acquire(model, 0, FP8GPT_FORWARD));
+  FP8GPT_TRY(embed(model, now));
+  FP8GPT_TRY(release(model, 0, FP8GPT_FORWARD));
   for (int i = 0; i < model->config.layers; i++) {
+    FP8GPT_TRY(acquire(model, i + 1, FP8GPT_FORWARD));
     FP8GPT_TRY(block_forward(model, i, now, x, delta));
+    FP8GPT_TRY(release(model, i + 1, FP8GPT_FORWARD));
     x = model->blocks[i].norm2.sum;
     delta = model->branch;
   }
+  FP8GPT_TRY(acquire_head(model, now->training ? FP8GPT_BACKWARD : FP8GPT_FORWARD));
   return norm_forward(model, &model->final_norm, now->rows, x, delta,
                       dropout_at(model, 2 * model->config.layers, now->number, now->training), model->normalised);
 }
@@ -384,15 +467,24 @@ static fp8core_status backward(fp8gpt_model *model, const fp8gpt_pass *now) {
   FP8GPT_TRY(fp8core_zero(model->context, model->residual_gradient, bytes));
   FP8GPT_TRY(norm_backward(model, &model->final_norm, now, model->branch,
                            dropout_at(model, 2 * model->config.layers, now->number, 1)));
+  FP8GPT_TRY(release(model, model->config.layers + 1, FP8GPT_BACKWARD));
   for (int i = model->config.layers - 1; i >= 0; i--) {
+    FP8GPT_TRY(acquire(model, i + 1, FP8GPT_BACKWARD));
     if (model->options.recompute) {
       // From the block's input, which its first norm kept, with the same scales and draws.
       fp8gpt_norm_layer *norm = &model->blocks[i].norm1;
       FP8GPT_TRY(block_forward(model, i, now, norm->sum, NULL));
     }
     FP8GPT_TRY(block_backward(model, i, now));
+    FP8GPT_TRY(release(model, i + 1, FP8GPT_BACKWARD));
   }
-  return embed_backward(model, now);
+  const int tied = model->output == model->token_embedding;
+  if (!tied) FP8GPT_TRY(acquire(model, 0, FP8GPT_BACKWARD));
+  // The rows of tokens and positions that do not occur; a tied weight's gradient the output layer has set.
+  if (now->first && !tied) FP8GPT_TRY(zero_gradient(model, model->token_embedding));
+  if (now->first && model->position_embedding >= 0) FP8GPT_TRY(zero_gradient(model, model->position_embedding));
+  FP8GPT_TRY(embed_backward(model, now));
+  return release(model, 0, FP8GPT_BACKWARD);
 }
 
 // Checks.
@@ -451,19 +543,17 @@ fp8core_status fp8gpt_model_train(fp8gpt_model *model, const fp8gpt_batch *batch
     return fp8gpt_invalid("micro_batch is %d, expected 0 to %d", micro_batch, FP8GPT_MICRO_BATCHES - 1);
   if (!loss) return fp8gpt_invalid("loss is NULL, expected where to put it");
   fp8gpt_pass now;
+  memset(&now, 0, sizeof(now));
   now.sequences = batch->sequences;
   now.length = batch->length;
   now.rows = now.sequences * now.length;
   now.number = (uint32_t)(step * FP8GPT_MICRO_BATCHES) + (uint32_t)micro_batch;
   now.training = 1;
   now.first = first != 0;
+  model->accumulated = now.first ? 1 : model->accumulated + 1;
   const int64_t count = counting(batch);
   now.runs = sort_rows(model, batch->tokens, now.rows);
   FP8GPT_TRY(upload(model, batch->tokens, batch->targets, now.rows, now.runs));
-  if (now.first) {
-    if (model->output != model->token_embedding) FP8GPT_TRY(zero_gradient(model, model->token_embedding));
-    if (model->position_embedding >= 0) FP8GPT_TRY(zero_gradient(model, model->position_embedding));
-  }
   FP8GPT_TRY(forward(model, &now));
   FP8GPT_TRY(head(model, &now, count ? loss_scale / (float)count : 0.0f));
   FP8GPT_TRY(backward(model, &now));
@@ -479,27 +569,15 @@ fp8core_status fp8gpt_model_loss(fp8gpt_model *model, const fp8gpt_batch *batch,
   FP8GPT_TRY(check_batch(model, "fp8gpt_model_loss", batch));
   if (!loss) return fp8gpt_invalid("loss is NULL, expected where to put it");
   fp8gpt_pass now;
+  memset(&now, 0, sizeof(now));
   now.sequences = batch->sequences;
   now.length = batch->length;
   now.rows = now.sequences * now.length;
-  now.number = 0;
-  now.training = 0;
-  now.first = 0;
-  now.runs = 0;
   FP8GPT_TRY(upload(model, batch->tokens, batch->targets, now.rows, 0));
   FP8GPT_TRY(forward(model, &now));
   FP8GPT_TRY(head(model, &now, 0.0f));
+  FP8GPT_TRY(release_head(model, FP8GPT_FORWARD));
   return mean_loss(model, now.rows, counting(batch), loss);
-}
-
-// The keys and values of new tokens go to the cache, and their queries meet all of it.
-static fp8core_status attention_cached(fp8gpt_model *model, int index, const fp8gpt_pass *now, int64_t position) {
-  const int64_t cached =
-    2 * (int64_t)model->config.kv_heads * head_dim(model) * (int64_t)fp8core_dtype_size(model->activation_dtype);
-  const fp8gpt_attention_cached job = {.attention = attention_of(model, &model->blocks[index], now),
-                                       .cache = (unsigned char *)model->cache + index * model->config.sequence * cached,
-                                       .position = position};
-  return model->backend->attention_cached(model, &job);
 }
 
 fp8core_status fp8gpt_model_next(fp8gpt_model *model, const int32_t *tokens, int count, int position, float *logits) {
@@ -523,33 +601,10 @@ fp8core_status fp8gpt_model_next(fp8gpt_model *model, const int32_t *tokens, int
   now.sequences = 1;
   now.length = count;
   now.rows = count;
-  const fp8gpt_dropout none = dropout_at(model, 0, 0, 0);
+  now.cached = 1;
+  now.position = position;
   FP8GPT_TRY(upload(model, tokens, NULL, now.rows, 0));
-  FP8GPT_TRY(embed(model, &now, position));
-  const void *x = model->blocks[0].norm1.sum;
-  const void *delta = NULL;
-  for (int i = 0; i < model->config.layers; i++) {
-    fp8gpt_block *block = &model->blocks[i];
-    FP8GPT_TRY(norm_forward(model, &block->norm1, now.rows, x, delta, none, input_of(model, &block->qkv)));
-    FP8GPT_TRY(fp8gpt_linear_forward(model, &block->qkv, now.rows, input_of(model, &block->qkv), block->qkv_out, 0));
-    FP8GPT_TRY(rotate(model, block->qkv_out, now.rows, now.length, position, 1.0f));
-    FP8GPT_TRY(attention_cached(model, i, &now, position));
-    FP8GPT_TRY(fp8gpt_linear_forward(model, &block->projection, now.rows, block->attention_out, model->branch, 0));
-    FP8GPT_TRY(norm_forward(model, &block->norm2, now.rows, block->norm1.sum, model->branch, none,
-                            input_of(model, &block->fc1)));
-    if (model->config.activation == FP8GPT_GELU) {
-      FP8GPT_TRY(fp8gpt_linear_forward_gelu(model, &block->fc1, &block->fc2, now.rows, input_of(model, &block->fc1),
-                                            block->fc1_out, 0));
-      FP8GPT_TRY(fp8gpt_linear_forward_saved(model, &block->fc2, now.rows, model->branch, 0));
-    } else {
-      FP8GPT_TRY(fp8gpt_linear_forward(model, &block->fc1, now.rows, input_of(model, &block->fc1), block->fc1_out, 0));
-      FP8GPT_TRY(swiglu(model, block, now.rows));
-      FP8GPT_TRY(fp8gpt_linear_forward(model, &block->fc2, now.rows, activated_of(model, block), model->branch, 0));
-    }
-    x = block->norm2.sum;
-    delta = model->branch;
-  }
-  FP8GPT_TRY(norm_forward(model, &model->final_norm, now.rows, x, delta, none, model->normalised));
+  FP8GPT_TRY(forward(model, &now));
   const int64_t size = (int64_t)fp8core_dtype_size(model->activation_dtype);
   const fp8core_tensor last =
     fp8gpt_matrix(model, (unsigned char *)model->normalised + (now.rows - 1) * model->config.hidden * size,
@@ -558,6 +613,7 @@ fp8core_status fp8gpt_model_next(fp8gpt_model *model, const int32_t *tokens, int
   fp8core_gemm_options options = fp8core_gemm_options_default();
   options.transpose_b = 1;
   FP8GPT_TRY(fp8gpt_product(model, &options, &last, &model->parameters[model->output].weight, NULL, &result));
+  FP8GPT_TRY(release_head(model, FP8GPT_FORWARD));
   FP8GPT_TRY(fp8core_copy(model->context, logits, model->logits, (size_t)model->config.vocabulary * sizeof(float)));
   model->cached = position + count;
   return FP8CORE_OK;

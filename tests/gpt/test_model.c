@@ -80,8 +80,11 @@ static fp8gpt_parameter parameter_of(const fp8gpt_model *model, int64_t index) {
   return parameter;
 }
 
+// Of a tensor without memory too.
 static size_t bytes_of(const fp8core_tensor *tensor) {
-  return (size_t)fp8core_tensor_elements(tensor) * fp8core_dtype_size(tensor->dtype);
+  size_t bytes = fp8core_dtype_size(tensor->dtype);
+  for (int i = 0; i < tensor->dimensions; i++) bytes *= (size_t)tensor->shape[i];
+  return bytes;
 }
 
 static void *taken(size_t bytes) {
@@ -641,6 +644,179 @@ static void test_initial_weights(void **state) {
   }
 }
 
+// Memory that comes and goes with the parts, as under ZeRO stage 3: weights and gradients lie in a store, and in memory
+// of their own only between acquire and release, which ends in poison.
+typedef struct parts_store {
+  fp8gpt_model *model;
+  // One a parameter.
+  void **weights;
+  void **gradients;
+  void **lent_weights;
+  void **lent_gradients;
+  float *inverses;
+  int held[8][2];
+  char calls[256];
+  int fails_at;
+} parts_store;
+
+static fp8core_status tell_call(parts_store *store, const char *what, int part, fp8gpt_direction direction) {
+  const size_t length = strlen(store->calls);
+  (void)snprintf(store->calls + length, sizeof(store->calls) - length, " %s%d%s", what, part,
+                 direction == FP8GPT_BACKWARD ? "b" : "f");
+  if (store->fails_at == 0 || --store->fails_at > 0) return FP8CORE_OK;
+  return fp8core_set_last_error(FP8CORE_ERROR_PEER, "a hook of the test's");
+}
+
+static fp8core_status lend(void *user_data, int part, fp8gpt_direction direction) {
+  parts_store *store = user_data;
+  const fp8core_status status = tell_call(store, "+", part, direction);
+  if (status != FP8CORE_OK) return status;
+  assert_int_equal(store->held[part][0] + store->held[part][1], 0);
+  store->held[part][direction] = 1;
+  for (int64_t i = 0; i < fp8gpt_model_parameters(store->model); i++) {
+    const fp8gpt_parameter parameter = parameter_of(store->model, i);
+    if (parameter.part != part) continue;
+    fp8core_tensor weight = parameter.weight;
+    memcpy(store->lent_weights[i], store->weights[i], bytes_of(&weight));
+    weight.data = store->lent_weights[i];
+    weight.scale_inverse = weight.dtype == FP8CORE_E4M3 ? &store->inverses[i] : NULL;
+    assert_ok(fp8gpt_model_bind_weight(store->model, i, &weight));
+    if (direction == FP8GPT_FORWARD) continue;
+    memcpy(store->lent_gradients[i], store->gradients[i], bytes_of(&parameter.gradient));
+    assert_ok(fp8gpt_model_bind_gradient(store->model, i, store->lent_gradients[i]));
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status take_back(void *user_data, int part, fp8gpt_direction direction) {
+  parts_store *store = user_data;
+  assert_int_equal(store->held[part][direction], 1);
+  store->held[part][direction] = 0;
+  for (int64_t i = 0; i < fp8gpt_model_parameters(store->model); i++) {
+    const fp8gpt_parameter parameter = parameter_of(store->model, i);
+    if (parameter.part != part) continue;
+    memset(store->lent_weights[i], 0xff, bytes_of(&parameter.weight));
+    if (direction == FP8GPT_FORWARD) continue;
+    memcpy(store->gradients[i], store->lent_gradients[i], bytes_of(&parameter.gradient));
+    memset(store->lent_gradients[i], 0xff, bytes_of(&parameter.gradient));
+  }
+  return tell_call(store, "-", part, direction);
+}
+
+static void **taken_table(const fp8gpt_model *model, int gradients) {
+  void **table = taken((size_t)fp8gpt_model_parameters(model) * sizeof(*table));
+  for (int64_t i = 0; i < fp8gpt_model_parameters(model); i++) {
+    const fp8gpt_parameter parameter = parameter_of(model, i);
+    const size_t bytes = bytes_of(gradients ? &parameter.gradient : &parameter.weight);
+    table[i] = taken(bytes);
+    memset(table[i], 0xff, bytes);
+  }
+  return table;
+}
+
+static void free_table(const fp8gpt_model *model, void **table) {
+  for (int64_t i = 0; i < fp8gpt_model_parameters(model); i++) free(table[i]);
+  free(table);
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  static const char *const untied = " +0f -0f +1f -1f +2f -2f +3b -3b +2b -2b +1b -1b +0b -0b";
+  static const char *const tied = " +0f -0f +1f -1f +2f -2f +0b +3b -3b +2b -2b +1b -1b -0b";
+  for (size_t a = 0; a < 3; a++)
+    for (int precision = 0; precision <= FP8GPT_FP8_O3; precision++)
+      for (int recompute = 0; recompute < 2; recompute++) {
+        fp8gpt_config config = small_config(architectures[a]);
+        config.dropout = 0.1f;
+        fp8core_context *context = test_context(1, FP8CORE_ISA_AUTO);
+        fp8gpt_model_options options = fp8gpt_model_options_default();
+        options.precision = (fp8gpt_precision)precision;
+        options.batch = 2;
+        options.recompute = recompute;
+        fp8gpt_model *own = create_with(context, &config, &options);
+        options.external_weights = 1;
+        options.external_gradients = 1;
+        fp8gpt_model *model = create_with(context, &config, &options);
+        const int64_t count = fp8gpt_model_parameters(model);
+        fp8gpt_memory memory[2];
+        assert_ok(fp8gpt_memory_report(own, &memory[0]));
+        assert_ok(fp8gpt_memory_report(model, &memory[1]));
+        assert_int_equal(memory[1].weight_bytes, 0);
+        assert_int_equal(memory[1].gradient_bytes, 0);
+        assert_true(memory[1].workspace_bytes <= memory[0].workspace_bytes);
+
+        parts_store store = {.model = model,
+                             .weights = taken_table(model, 0),
+                             .gradients = taken_table(model, 1),
+                             .lent_weights = taken_table(model, 0),
+                             .lent_gradients = taken_table(model, 1),
+                             .inverses = taken((size_t)count * sizeof(float))};
+        int last = 0;
+        for (int64_t i = 0; i < count; i++) {
+          const fp8gpt_parameter parameter = parameter_of(own, i);
+          memcpy(store.weights[i], parameter.weight.data, bytes_of(&parameter.weight));
+          if (parameter.weight.scale_inverse) store.inverses[i] = *parameter.weight.scale_inverse;
+          assert_true(parameter.part == last || parameter.part == last + 1);
+          last = parameter.part;
+        }
+        assert_int_equal(last, fp8gpt_model_parts(model) - 1);
+        text given;
+        float losses[2];
+        fill_text(&given, 12, 2, 30, config.vocabulary, 0);
+        assert_fails(fp8gpt_model_loss(model, &given.batch, &losses[0]), FP8CORE_ERROR_INVALID_ARGUMENT,
+                     "\"embedding.token.weight\" has no weight, expected one from fp8gpt_model_bind_weight()");
+        const fp8gpt_hooks hooks = {sizeof(hooks), &store, lend, take_back};
+        assert_ok(fp8gpt_model_set_hooks(model, &hooks));
+        for (int step = 0; step < 2; step++) {
+          for (int i = 0; i < 3; i++) {
+            fill_text(&given, (uint64_t)(20 + i), 2, 30, config.vocabulary, 0);
+            store.calls[0] = '\0';
+            assert_ok(fp8gpt_model_train(own, &given.batch, i == 0, 0.5f, step, i, &losses[0]));
+            assert_ok(fp8gpt_model_train(model, &given.batch, i == 0, 0.5f, step, i, &losses[1]));
+            assert_memory_equal(&losses[0], &losses[1], sizeof(*losses));
+            assert_string_equal(store.calls, config.tied_embeddings ? tied : untied);
+          }
+          for (int64_t i = 0; i < count; i++) {
+            const fp8gpt_parameter expected = parameter_of(own, i);
+            assert_memory_equal(store.gradients[i], expected.gradient.data, bytes_of(&expected.gradient));
+          }
+          assert_ok(fp8gpt_model_end_step(own));
+          assert_ok(fp8gpt_model_end_step(model));
+        }
+        store.calls[0] = '\0';
+        assert_ok(fp8gpt_model_loss(own, &given.batch, &losses[0]));
+        assert_ok(fp8gpt_model_loss(model, &given.batch, &losses[1]));
+        assert_memory_equal(&losses[0], &losses[1], sizeof(*losses));
+        assert_string_equal(store.calls, config.tied_embeddings ? " +0f -0f +1f -1f +2f -2f +0f +3f -3f -0f"
+                                                                : " +0f -0f +1f -1f +2f -2f +3f -3f");
+        // A hook's error ends the pass.
+        store.calls[0] = '\0';
+        store.fails_at = 6;
+        assert_fails(fp8gpt_model_train(model, &given.batch, 1, 1.0f, 2, 0, &losses[0]), FP8CORE_ERROR_PEER,
+                     "a hook of the test's");
+        assert_string_equal(store.calls, " +0f -0f +1f -1f +2f -2f");
+
+        fp8gpt_hooks wrong = hooks;
+        wrong.size--;
+        assert_fails(fp8gpt_model_set_hooks(model, &wrong), FP8CORE_ERROR_VERSION_MISMATCH, "fp8gpt_hooks.size is ");
+        assert_fails(fp8gpt_model_set_hooks(NULL, NULL), FP8CORE_ERROR_INVALID_ARGUMENT, "is NULL, expected a model");
+        const fp8core_status invalid = FP8CORE_ERROR_INVALID_ARGUMENT;
+        assert_fails(fp8gpt_model_bind_gradient(NULL, 0, &losses), invalid, "bind_gradient() is NULL");
+        assert_fails(fp8gpt_model_bind_gradient(model, count, &losses), invalid, "expected 0 to ");
+        assert_fails(fp8gpt_model_bind_gradient(model, 0, NULL), invalid, "NULL, expected memory");
+        assert_fails(fp8gpt_model_bind_gradient(model, 0, (unsigned char *)&losses + 1), invalid, "an address that ");
+        assert_int_equal(fp8gpt_model_parts(NULL), 0);
+        fp8gpt_model_destroy(&own);
+        free_table(model, store.weights);
+        free_table(model, store.gradients);
+        free_table(model, store.lent_weights);
+        free_table(model, store.lent_gradients);
+        free(store.inverses);
+        fp8gpt_model_destroy(&model);
+        fp8core_context_destroy(&context);
+      }
+}
+
 static void test_bound_weights(void **state) {
   (void)state;
   for (int precision = 0; precision < PRECISIONS; precision++) {
@@ -1082,7 +1258,8 @@ static void test_config(void **state) {
   assert_fails(fp8gpt_config_validate(&config), FP8CORE_ERROR_VERSION_MISMATCH, "fp8gpt_config.size is ");
   assert_string_equal(fp8gpt_precision_name(FP8GPT_FP32), "fp32");
   assert_string_equal(fp8gpt_precision_name(FP8GPT_FP8_O2), "fp8-o2");
-  assert_string_equal(fp8gpt_precision_name((fp8gpt_precision)5), "unknown");
+  assert_string_equal(fp8gpt_precision_name(FP8GPT_FP8_O3), "fp8-o3");
+  assert_string_equal(fp8gpt_precision_name((fp8gpt_precision)6), "unknown");
   assert_string_equal(fp8gpt_precision_name((fp8gpt_precision)-1), "unknown");
 }
 
@@ -1108,7 +1285,7 @@ static void test_bad_input(void **state) {
     assert_null(model);                                                                                                \
   } while (0)
   BAD(size, sizeof(options) - 8, FP8CORE_ERROR_VERSION_MISMATCH, "fp8gpt_model_options.size is ");
-  BAD(precision, (fp8gpt_precision)5, invalid, "precision is 5, expected");
+  BAD(precision, (fp8gpt_precision)6, invalid, "precision is 6, expected");
   BAD(precision, (fp8gpt_precision)-1, invalid, "precision is -1, expected");
   BAD(batch, 0, invalid, "batch is 0, expected at least 1");
   BAD(batch, -7, invalid, "batch is -7, expected at least 1");
@@ -1256,6 +1433,7 @@ int main(void) {
     cmocka_unit_test(test_memory),
     cmocka_unit_test(test_initial_weights),
     cmocka_unit_test(test_bound_weights),
+    cmocka_unit_test(test_parts),
     cmocka_unit_test(test_no_targets),
     cmocka_unit_test(test_nan),
     cmocka_unit_test(test_scaled_tensors),

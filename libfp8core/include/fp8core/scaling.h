@@ -220,6 +220,13 @@ FP8CORE_API fp8core_status fp8core_scaling_gemm_reserve(fp8core_scaling *scaling
  */
 FP8CORE_API fp8core_status fp8core_scaling_update(fp8core_scaling *scaling);
 
+/**
+ * The amaxes of the step in progress, one a tensor, in the memory of the state's device. For data-parallel ranks: the
+ * maximum over all of them, taken here before fp8core_scaling_update(), gives every rank the same scales. Belongs to
+ * the state and stays valid until that is destroyed. NULL gives NULL. Thread-safe.
+ */
+FP8CORE_API float *fp8core_scaling_amaxes(fp8core_scaling *scaling);
+
 /** What fp8core_scaling_get() returns of one tensor. */
 typedef struct fp8core_scaling_record {
   fp8core_dtype dtype;

@@ -32,10 +32,12 @@ typedef enum fp8gpt_precision {
   /** FP8 products, and FP8 weights and gradients of linear layers. */
   FP8GPT_FP8_O1 = 3,
   /** The same model; its optimizer has FP8 states (FP8OPTIM_PRESET_FP8). */
-  FP8GPT_FP8_O2 = 4
+  FP8GPT_FP8_O2 = 4,
+  /** The same model and optimizer, with FP8 in what parallel ranks exchange and divide (ZeRO: libfp8zero). */
+  FP8GPT_FP8_O3 = 5
 } fp8gpt_precision;
 
-/** "fp32", "bf16", "te", "fp8-o1", "fp8-o2"; "unknown" outside the enum. Thread-safe. */
+/** "fp32", "bf16", "te", "fp8-o1", "fp8-o2", "fp8-o3"; "unknown" outside the enum. Thread-safe. */
 FP8GPT_API const char *fp8gpt_precision_name(fp8gpt_precision precision);
 
 typedef struct fp8gpt_model_options {
@@ -52,9 +54,14 @@ typedef struct fp8gpt_model_options {
   int inference;
   /** Of the initial weights and of dropout. */
   uint64_t seed;
+  /** Non-zero: the model has no memory for weights, for gradients; the caller binds its own before a pass reads or
+   * writes them (fp8gpt_model_bind_weight(), fp8gpt_model_bind_gradient(), fp8gpt_hooks). */
+  int external_weights;
+  int external_gradients;
 } fp8gpt_model_options;
 
-/** bf16, batches of 1, delayed scaling (history of 16, maximum, margin 0), no recomputation, training, seed 0. */
+/** bf16, batches of 1, delayed scaling (history of 16, maximum, margin 0), no recomputation, training, seed 0, memory
+ * of the model's own. */
 static inline fp8gpt_model_options fp8gpt_model_options_default(void) {
   fp8gpt_model_options options;
   options.size = sizeof(options);
@@ -65,6 +72,8 @@ static inline fp8gpt_model_options fp8gpt_model_options_default(void) {
   options.recompute = 0;
   options.inference = 0;
   options.seed = 0;
+  options.external_weights = 0;
+  options.external_gradients = 0;
   return options;
 }
 
@@ -97,8 +106,11 @@ typedef struct fp8gpt_parameter {
   int decay;
   /** Non-zero for the weights of linear layers, whose formats depend on the precision. */
   int linear;
+  /** The part of the model that it belongs to, 0 to fp8gpt_model_parts() - 1; parameters are in the order of parts. */
+  int part;
+  /** Without data until one is bound, where the options say that memory is external. */
   fp8core_tensor weight;
-  /** Without data in a model for inference. */
+  /** The same; and without data in a model for inference. */
   fp8core_tensor gradient;
 } fp8gpt_parameter;
 
@@ -113,6 +125,46 @@ FP8GPT_API fp8core_status fp8gpt_model_parameter(const fp8gpt_model *model, int6
  * Same shape, dtype and device as the parameter's; a scale that is NULL is 1. The model's own memory for it is kept.
  */
 FP8GPT_API fp8core_status fp8gpt_model_bind_weight(fp8gpt_model *model, int64_t index, const fp8core_tensor *weight);
+
+/**
+ * From now on passes write the gradient of parameter \p index to \p data: contiguous, of the gradient's dtype, on the
+ * context's device, which must outlive its use. The scale of an FP8 gradient stays the model's. The model's own memory
+ * for it is kept.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for an index out of range, NULL, memory that is not aligned to an element, or
+ *         a model for inference.
+ */
+FP8GPT_API fp8core_status fp8gpt_model_bind_gradient(fp8gpt_model *model, int64_t index, void *data);
+
+/** Parts of the model, in the order of the forward pass: the embeddings, each block, and what follows (the last norm
+ * and, unless tied, the output layer): layers + 2. NULL gives 0. */
+FP8GPT_API int fp8gpt_model_parts(const fp8gpt_model *model);
+
+typedef enum fp8gpt_direction { FP8GPT_FORWARD = 0, FP8GPT_BACKWARD = 1 } fp8gpt_direction;
+
+/**
+ * What a pass tells of the parts that it uses, so that weights can be gathered just before and given up just after
+ * (ZeRO stage 3), and gradients travel while earlier parts are computed. Calls come in pairs, on the thread of the
+ * pass; every pass of the same kind makes the same ones. Backward, a part is held from before its activations are
+ * computed again until its gradients are complete. The last part's forward and backward computation are one in
+ * training: it is held once, backward. Tied embeddings belong to part 0, which is then also held around the last part:
+ * in training backward, from before the last part to the end. A hook may bind weights (acquire) and gradients (acquire,
+ * backward) of its part. After a pass that failed, parts may be held still.
+ */
+typedef struct fp8gpt_hooks {
+  /** sizeof(fp8gpt_hooks) as the caller was compiled. */
+  size_t size;
+  void *user_data;
+  /** Before the first use of the part's weights and, backward, of its gradients. NULL: not wanted. An error ends the
+   * pass, which returns it. */
+  fp8core_status (*acquire)(void *user_data, int part, fp8gpt_direction direction);
+  /** After the last use; backward, when the gradients of this pass are complete (on CUDA: queued on the stream). NULL:
+   * not wanted. */
+  fp8core_status (*release)(void *user_data, int part, fp8gpt_direction direction);
+} fp8gpt_hooks;
+
+/** Sets the hooks, which are copied; NULL: none. FP8CORE_ERROR_VERSION_MISMATCH for a wrong size. */
+FP8GPT_API fp8core_status fp8gpt_model_set_hooks(fp8gpt_model *model, const fp8gpt_hooks *hooks);
 
 /** Writes the initial value of a parameter, as FP32, contiguous, on the context's device: a function of seed, name and
  * element only, whatever the precision. */
@@ -134,13 +186,14 @@ typedef struct fp8gpt_batch {
 /**
  * Forward and backward pass: adds the gradient of the mean loss, times \p loss_scale, to the gradients, or sets them to
  * it where \p first is non-zero. For a step of several micro-batches: first for the first one, and loss_scale 1 over
- * their number. FP8 gradients are summed in FP32 and rounded once a micro-batch: from the ninth on stochastically, with
- * the context's seed.
+ * their number. FP8 gradients are summed in FP32 and rounded once a micro-batch: from the ninth since the first on
+ * stochastically, with the context's seed.
  *
  * \param step counts optimizer steps, 0 to 2^21 - 2: dropout draws by it and by \p micro_batch.
- * \param micro_batch of the step, 0 to FP8GPT_MICRO_BATCHES - 1.
+ * \param micro_batch of the step, 0 to FP8GPT_MICRO_BATCHES - 1; another one on each of several data-parallel ranks.
  * \param loss receives the mean cross-entropy in nats of the targets that count, in host memory. Waits for the device.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for sizes or token ids out of range; the gradients are untouched then.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for sizes or token ids out of range; the gradients are untouched then. The
+ *         same for a weight or gradient without memory, when the pass comes to it; errors of hooks.
  */
 FP8GPT_API fp8core_status fp8gpt_model_train(fp8gpt_model *model, const fp8gpt_batch *batch, int first,
                                              float loss_scale, int64_t step, int micro_batch, float *loss);
@@ -173,7 +226,7 @@ typedef struct fp8gpt_memory {
   int64_t workspace_bytes;
 } fp8gpt_memory;
 
-/** Exact bytes that the model holds on its device; bound weights count as weights. */
+/** Exact bytes that the model holds on its device; bound weights count as its own, but not where memory is external. */
 FP8GPT_API fp8core_status fp8gpt_memory_report(const fp8gpt_model *model, fp8gpt_memory *memory);
 
 /** Number of tensors with a scale of their own (activations, output gradients, weight gradients), 0 without FP8. */
