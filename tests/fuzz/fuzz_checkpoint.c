@@ -8,11 +8,13 @@
 #include "fuzz.h"
 
 static void fill(fp8lm_checkpoint_index *index, int which) {
-  static const fp8lm_checkpoint_file files[FP8LM_CHECKPOINT_MAX_FILES] = {
-    {FP8LM_CHECKPOINT_MODEL, 123, 0x12345678},
-    {FP8LM_CHECKPOINT_STATE, UINT64_MAX, 0},
-    {FP8LM_CHECKPOINT_VOCAB, 0, 0xffffffff},
-    {FP8LM_CHECKPOINT_MERGES, 7, 1},
+  static const fp8lm_checkpoint_file files[2][5] = {
+    {{FP8LM_CHECKPOINT_MODEL, 123, 0x12345678}, {FP8LM_CHECKPOINT_STATE, UINT64_MAX, 0}},
+    {{FP8LM_CHECKPOINT_MODEL, 123, 0x12345678},
+     {"state-00001-of-00003.safetensors", UINT64_MAX, 0},
+     {"state-00003-of-00003.safetensors", 8, 0},
+     {FP8LM_CHECKPOINT_VOCAB, 0, 0xffffffff},
+     {FP8LM_CHECKPOINT_MERGES, 7, 1}},
   };
   memset(index, 0, sizeof(*index));
   index->step = 100;
@@ -43,8 +45,8 @@ static void fill(fp8lm_checkpoint_index *index, int which) {
   settings->lr_decay_iters = 1000;
   settings->adam_eps = 1e-8;
   settings->max_skipped = 3;
-  index->file_count = which ? 4 : 2;
-  memcpy(index->files, files, sizeof(files));
+  for (int i = 0; i < 5 && files[which][i].name[0]; i++)
+    FUZZ_CHECK(fp8lm_checkpoint_index_add(index, &files[which][i]) == FP8CORE_OK);
 }
 
 static char *text_of(const fp8lm_checkpoint_index *index, size_t *size) {

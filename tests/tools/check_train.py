@@ -639,7 +639,7 @@ class Train(unittest.TestCase):
             "--data-path is '\\xff', expected text in UTF-8": ["--data-path", b"\xff"],
             "--valid-data-path is 'a\\xff', expected text in UTF-8": ["--data-path", "t", "--valid-data-path", b"a\xff"],
             "--swiglu is 'maybe', expected yes or no": ["--swiglu=maybe"],
-            "--precision is 'fp4', expected fp32, bf16, te, fp8-o1 or fp8-o2": ["--precision", "fp4"],
+            "--precision is 'fp4', expected fp32, bf16, te, fp8-o1, fp8-o2 or fp8-o3": ["--precision", "fp4"],
             "there is no preset \"gpt-5\"": ["--data-path", "t", "--preset", "gpt-5"],
             "--hidden-size is 30, expected a multiple of --num-attention-heads, 4": ["--data-path", "t", "--hidden-size", "30"],
             "--num-attention-heads is 4, expected a multiple of --num-query-groups, 3":

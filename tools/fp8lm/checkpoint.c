@@ -27,13 +27,47 @@
 #define MOST_TEMPORARY_NAMES 1000
 #define CHECKSUM_KEY "\"crc32\": \""
 
-static const char *const file_names[FP8LM_CHECKPOINT_MAX_FILES] = {FP8LM_CHECKPOINT_MODEL, FP8LM_CHECKPOINT_STATE,
-                                                                   FP8LM_CHECKPOINT_VOCAB, FP8LM_CHECKPOINT_MERGES};
+static const char *const file_names[] = {FP8LM_CHECKPOINT_MODEL, FP8LM_CHECKPOINT_STATE, FP8LM_CHECKPOINT_VOCAB,
+                                         FP8LM_CHECKPOINT_MERGES};
 
-static const char *known_file(const char *name) {
-  for (int i = 0; i < FP8LM_CHECKPOINT_MAX_FILES; i++)
-    if (strcmp(file_names[i], name) == 0) return file_names[i];
-  return NULL;
+void fp8lm_checkpoint_state_name(char name[FP8LM_CHECKPOINT_NAME_BYTES], int rank, int ranks) {
+  if (ranks == 1)
+    (void)snprintf(name, FP8LM_CHECKPOINT_NAME_BYTES, "%s", FP8LM_CHECKPOINT_STATE);
+  else
+    (void)snprintf(name, FP8LM_CHECKPOINT_NAME_BYTES, "state-%05d-of-%05d.safetensors", rank + 1, ranks);
+}
+
+// Of one of several ranks, as fp8lm_checkpoint_state_name() spells it.
+static int is_shard_of_state(const char *name) {
+  int shard;
+  int shards;
+  char spelled[FP8LM_CHECKPOINT_NAME_BYTES];
+  if (sscanf(name, "state-%5d-of-%5d.safetensors", &shard, &shards) != 2 || shard < 1 || shard > shards || shards < 2)
+    return 0;
+  fp8lm_checkpoint_state_name(spelled, shard - 1, shards);
+  return strcmp(name, spelled) == 0;
+}
+
+int fp8lm_checkpoint_is_state(const char *name) {
+  return strcmp(name, FP8LM_CHECKPOINT_STATE) == 0 || is_shard_of_state(name);
+}
+
+static int known_file(const char *name) {
+  for (size_t i = 0; i < sizeof(file_names) / sizeof(*file_names); i++)
+    if (strcmp(file_names[i], name) == 0) return 1;
+  return is_shard_of_state(name);
+}
+
+fp8core_status fp8lm_checkpoint_index_add(fp8lm_checkpoint_index *index, const fp8lm_checkpoint_file *file) {
+  if (index->file_count == index->file_room) {
+    const int room = 2 * index->file_room + 8;
+    fp8lm_checkpoint_file *grown = realloc(index->files, (size_t)room * sizeof(*grown));
+    if (!grown) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the list of files");
+    index->files = grown;
+    index->file_room = room;
+  }
+  index->files[index->file_count++] = *file;
+  return FP8CORE_OK;
 }
 
 // Paths and folders.
@@ -94,8 +128,11 @@ static void remove_folder(const char *path) {
   char file[PATH_MAX];
   if (!only_checkpoint_files(path)) return;
   if (fp8lm_join_path(file, path, FP8LM_CHECKPOINT_INDEX) == FP8CORE_OK) (void)unlink(file);
-  for (int i = 0; i < FP8LM_CHECKPOINT_MAX_FILES; i++)
-    if (fp8lm_join_path(file, path, file_names[i]) == FP8CORE_OK) (void)unlink(file);
+  DIR *directory = opendir(path);
+  if (!directory) return;
+  for (const struct dirent *entry; (entry = readdir(directory)) != NULL;)
+    if (known_file(entry->d_name)) (void)unlinkat(dirfd(directory), entry->d_name, 0);
+  closedir(directory);
   (void)rmdir(path);
 }
 
@@ -320,9 +357,10 @@ static fp8core_status read_file_entry(fp8lm_json *json, fp8lm_checkpoint_file *f
       char *name;
       status = fp8lm_json_string(json, &name, &length);
       if (status != FP8CORE_OK) return status;
-      file->name = known_file(name);
       char quoted[FP8LM_QUOTE_BYTES];
-      if (!file->name) return corrupt("checkpoints have no file %s", fp8lm_quote(quoted, name, length));
+      if (strlen(name) != length || !known_file(name))
+        return corrupt("checkpoints have no file %s", fp8lm_quote(quoted, name, length));
+      (void)snprintf(file->name, sizeof(file->name), "%s", name);
     } else if (is_key(key, length, "bytes")) {
       status = fp8lm_json_unsigned(json, &file->bytes);
       have_bytes = 1;
@@ -334,8 +372,15 @@ static fp8core_status read_file_entry(fp8lm_json *json, fp8lm_checkpoint_file *f
     }
   }
   if (status != FP8CORE_OK) return status;
-  return file->name && have_bytes && have_checksum ? FP8CORE_OK
-                                                   : corrupt("an entry of \"files\" lacks name, bytes or crc32");
+  return file->name[0] && have_bytes && have_checksum ? FP8CORE_OK
+                                                      : corrupt("an entry of \"files\" lacks name, bytes or crc32");
+}
+
+// Shards are listed in ascending order, so that none is there twice, however many there are.
+static int comes_after_shards(const fp8lm_checkpoint_index *index, const char *name) {
+  for (int i = index->file_count - 1; i >= 0; i--)
+    if (is_shard_of_state(index->files[i].name)) return strcmp(index->files[i].name, name) < 0;
+  return 1;
 }
 
 static fp8core_status read_files(fp8lm_json *json, fp8lm_checkpoint_index *index) {
@@ -347,8 +392,10 @@ static fp8core_status read_files(fp8lm_json *json, fp8lm_checkpoint_index *index
     if (status != FP8CORE_OK || !more) break;
     status = read_file_entry(json, &file);
     if (status != FP8CORE_OK) break;
-    if (fp8lm_checkpoint_index_file(index, file.name)) return corrupt("the file %s is there twice", file.name);
-    index->files[index->file_count++] = file;
+    if (is_shard_of_state(file.name) ? !comes_after_shards(index, file.name)
+                                     : fp8lm_checkpoint_index_file(index, file.name) != NULL)
+      return corrupt("the file %s is there twice, or not in order", file.name);
+    status = fp8lm_checkpoint_index_add(index, &file);
   }
   return status;
 }
@@ -434,8 +481,9 @@ static fp8core_status parse_index(char *text, size_t length, fp8lm_checkpoint_in
   for (int key = 0; key < KEYS; key++)
     if (!seen[key]) return corrupt("\"%s\" is missing", keys[key]);
   if (!right) return corrupt("its checksum does not fit: it was changed or damaged");
-  if (!fp8lm_checkpoint_index_file(index, FP8LM_CHECKPOINT_MODEL) ||
-      !fp8lm_checkpoint_index_file(index, FP8LM_CHECKPOINT_STATE))
+  int states = 0;
+  for (int i = 0; i < index->file_count; i++) states += fp8lm_checkpoint_is_state(index->files[i].name);
+  if (!fp8lm_checkpoint_index_file(index, FP8LM_CHECKPOINT_MODEL) || states == 0)
     return corrupt("\"files\" lacks " FP8LM_CHECKPOINT_MODEL " or " FP8LM_CHECKPOINT_STATE);
   if (index->optimizer_steps > index->step || index->skipped_steps > index->step ||
       index->skipped_in_a_row > index->skipped_steps)
@@ -458,6 +506,7 @@ fp8core_status fp8lm_checkpoint_index_parse(char *text, size_t length, fp8lm_che
 
 void fp8lm_checkpoint_index_free(fp8lm_checkpoint_index *index) {
   fp8lm_train_settings_free(&index->settings);
+  free(index->files);
   memset(index, 0, sizeof(*index));
 }
 

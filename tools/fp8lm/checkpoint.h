@@ -22,14 +22,15 @@
 #define FP8LM_CHECKPOINT_STATE "state.safetensors"
 #define FP8LM_CHECKPOINT_VOCAB "vocab.json"
 #define FP8LM_CHECKPOINT_MERGES "merges.txt"
-#define FP8LM_CHECKPOINT_MAX_FILES 4
 
 /** Largest index.json and configuration file that are read. */
-#define FP8LM_CHECKPOINT_MAX_TEXT UINT64_C(1048576)
+#define FP8LM_CHECKPOINT_MAX_TEXT UINT64_C(8388608)
+
+#define FP8LM_CHECKPOINT_NAME_BYTES 48
 
 typedef struct fp8lm_checkpoint_file {
-  /** One of the names above. */
-  const char *name;
+  /** One of the names above, or a shard of the state. */
+  char name[FP8LM_CHECKPOINT_NAME_BYTES];
   uint64_t bytes;
   uint32_t crc32;
 } fp8lm_checkpoint_file;
@@ -43,9 +44,18 @@ typedef struct fp8lm_checkpoint_index {
   int64_t skipped_in_a_row;
   /** The stored options only. */
   fp8lm_train_settings settings;
-  fp8lm_checkpoint_file files[FP8LM_CHECKPOINT_MAX_FILES];
+  fp8lm_checkpoint_file *files;
   int file_count;
+  int file_room;
 } fp8lm_checkpoint_index;
+
+/** The file of a rank's states: FP8LM_CHECKPOINT_STATE with one rank, else "state-00001-of-00004.safetensors". */
+void fp8lm_checkpoint_state_name(char name[FP8LM_CHECKPOINT_NAME_BYTES], int rank, int ranks);
+
+/** Whether \p name is that of a file of states. */
+int fp8lm_checkpoint_is_state(const char *name);
+
+fp8core_status fp8lm_checkpoint_index_add(fp8lm_checkpoint_index *index, const fp8lm_checkpoint_file *file);
 
 /** Writes the text of index.json. */
 void fp8lm_checkpoint_index_write(FILE *stream, const fp8lm_checkpoint_index *index);

@@ -49,7 +49,7 @@ static fp8core_status put(int descriptor, const void *data, size_t bytes, fp8lm_
 }
 
 static fp8core_status create_file(const char *path, int *descriptor) {
-  *descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  *descriptor = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   return *descriptor < 0 ? failed("create") : FP8CORE_OK;
 }
 
@@ -153,6 +153,75 @@ fp8core_status fp8lm_safetensors_write(const char *path, fp8core_context *contex
     status = finish_file(descriptor, status);
   }
   free(header);
+  return status;
+}
+
+fp8core_status fp8lm_safetensors_begin(fp8lm_safetensors_writer *writer, const char *path,
+                                       const fp8lm_saved_tensor *tensors, size_t count, const char *const *metadata) {
+  char *header;
+  size_t header_bytes;
+  fp8lm_saved_file saved = {0, 0};
+  memset(writer, 0, sizeof(*writer));
+  writer->descriptor = -1;
+  writer->tensors = tensors;
+  writer->count = count;
+  writer->offsets = calloc(count + 1, sizeof(*writer->offsets));
+  if (!writer->offsets)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the places of tensors");
+  fp8core_status status = make_header(tensors, count, metadata, &header, &header_bytes);
+  if (status != FP8CORE_OK) return status;
+  writer->bytes = header_bytes;
+  FOR_TENSORS(tensors, count, tensor) {
+    writer->offsets[tensor - tensors] = writer->bytes;
+    writer->bytes += elements_of(tensor) * tensor->element_size;
+  }
+  status = create_file(path, &writer->descriptor);
+  if (status == FP8CORE_OK) status = put(writer->descriptor, header, header_bytes, &saved);
+  free(header);
+  return status;
+}
+
+fp8core_status fp8lm_safetensors_put(const fp8lm_safetensors_writer *writer, size_t index, const void *data) {
+  const char *from = data;
+  uint64_t left = elements_of(&writer->tensors[index]) * writer->tensors[index].element_size;
+  for (uint64_t at = writer->offsets[index]; left > 0;) {
+    const ssize_t written = pwrite(writer->descriptor, from, (size_t)left, (off_t)at);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return failed("write");
+    from += written;
+    at += (uint64_t)written;
+    left -= (uint64_t)written;
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status read_back(const fp8lm_safetensors_writer *writer, fp8lm_saved_file *saved) {
+  void *block = malloc(BLOCK_BYTES);
+  if (!block) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a block");
+  fp8core_status status = FP8CORE_OK;
+  while (saved->bytes < writer->bytes && status == FP8CORE_OK) {
+    const uint64_t left = writer->bytes - saved->bytes;
+    const size_t wanted = left < BLOCK_BYTES ? (size_t)left : BLOCK_BYTES;
+    const ssize_t seen = pread(writer->descriptor, block, wanted, (off_t)saved->bytes);
+    if (seen < 0 && errno == EINTR) continue;
+    if (seen < 0) status = failed("read back");
+    if (seen == 0)
+      status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "the file became shorter while it was written");
+    if (seen <= 0) break;
+    saved->crc32 = fp8lm_crc32(saved->crc32, block, (size_t)seen);
+    saved->bytes += (uint64_t)seen;
+  }
+  free(block);
+  return status;
+}
+
+fp8core_status fp8lm_safetensors_end(fp8lm_safetensors_writer *writer, fp8core_status status, fp8lm_saved_file *saved) {
+  memset(saved, 0, sizeof(*saved));
+  if (status == FP8CORE_OK) status = read_back(writer, saved);
+  if (writer->descriptor >= 0) status = finish_file(writer->descriptor, status);
+  free(writer->offsets);
+  writer->descriptor = -1;
+  writer->offsets = NULL;
   return status;
 }
 

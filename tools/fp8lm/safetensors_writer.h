@@ -49,6 +49,28 @@ fp8lm_saved_tensor fp8lm_saved_tensor_create(const char *name, fp8core_dtype dty
 fp8core_status fp8lm_safetensors_write(const char *path, fp8core_context *context, const fp8lm_saved_tensor *tensors,
                                        size_t count, const char *const *metadata, fp8lm_saved_file *saved);
 
+/** A file whose tensors are written one by one, as their data comes. */
+typedef struct fp8lm_safetensors_writer {
+  /** Of the caller's list. */
+  const fp8lm_saved_tensor *tensors;
+  size_t count;
+  /** Where the data of each begins. */
+  uint64_t *offsets;
+  uint64_t bytes;
+  int descriptor;
+} fp8lm_safetensors_writer;
+
+/** Creates the file with its header; the list's data pointers are not looked at. Errors as above. */
+fp8core_status fp8lm_safetensors_begin(fp8lm_safetensors_writer *writer, const char *path,
+                                       const fp8lm_saved_tensor *tensors, size_t count, const char *const *metadata);
+
+/** Writes the data of tensor \p index, from host memory: each tensor once, in any order. */
+fp8core_status fp8lm_safetensors_put(const fp8lm_safetensors_writer *writer, size_t index, const void *data);
+
+/** Reads the file back for its checksum and syncs it, unless \p status says that it failed; closes it. The same bytes
+ * as fp8lm_safetensors_write()'s. \return \p status, or what went wrong here. */
+fp8core_status fp8lm_safetensors_end(fp8lm_safetensors_writer *writer, fp8core_status status, fp8lm_saved_file *saved);
+
 /** Writes \p bytes bytes to the new file \p path and syncs it; errors as above. */
 fp8core_status fp8lm_write_file(const char *path, const void *data, size_t bytes, fp8lm_saved_file *saved);
 

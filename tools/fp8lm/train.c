@@ -38,6 +38,7 @@ static void catch_signals(void) {
 
 typedef struct run {
   fp8lm_train_settings settings;
+  fp8lm_ranks ranks;
   fp8lm_trainer trainer;
   fp8lm_loader *loader;
   fp8lm_train_log log;
@@ -48,10 +49,29 @@ typedef struct run {
   int64_t saved;
 } run;
 
-static int failed(void) { return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s", fp8core_last_error()); }
+// Rank 0 prints, logs and keeps the folder.
+static int leads(const run *now) { return now->ranks.rank == 0; }
+
+// Also for what the others would wait for in vain: they are told.
+static int failed(const run *now) {
+  char name[64];
+  fp8lm_ranks_abort(&now->ranks);
+  return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s%s", fp8lm_ranks_name(&now->ranks, name, sizeof(name)),
+                        fp8core_last_error());
+}
+
+// Of rank 0 alone, or of each rank by itself: the others learn by share_result().
+static int failed_alone(void) { return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s", fp8core_last_error()); }
 
 static int failed_at(const char *path) {
   return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: %s", path, fp8core_last_error());
+}
+
+// The worst result of all ranks.
+static int share_result(const run *now, int result) {
+  int64_t worst = result;
+  if (fp8lm_ranks_max(&now->ranks, &worst, 1) != FP8CORE_OK) return failed(now);
+  return (int)worst;
 }
 
 // The folder of --save: made and locked.
@@ -137,8 +157,8 @@ static int open_data(run *now) {
   options.validation_fraction = settings->val_fraction;
   options.seed = (uint64_t)settings->seed;
   options.vocabulary = (uint32_t)settings->vocab_size;
-  if (fp8lm_loader_create(&now->loader, &options) != FP8CORE_OK) return failed();
-  if (settings->check_data && fp8lm_loader_check(now->loader) != FP8CORE_OK) return failed();
+  if (fp8lm_loader_create(&now->loader, &options) != FP8CORE_OK) return failed_alone();
+  if (settings->check_data && leads(now) && fp8lm_loader_check(now->loader) != FP8CORE_OK) return failed_alone();
   return FP8LM_EXIT_SUCCESS;
 }
 
@@ -197,24 +217,95 @@ static double measure_peak(const fp8lm_trainer *trainer) {
   return 0.0;
 }
 
+// The micro-batch that the ranks' shares of the global batch leave room for, where none was asked for.
+static void fit_micro_batch(run *now) {
+  fp8lm_train_settings *settings = &now->settings;
+  const int64_t share = settings->global_batch_size / now->ranks.size;
+  if (settings->micro_batch_size_given || settings->global_batch_size % now->ranks.size != 0) return;
+  if (settings->micro_batch_size > share) settings->micro_batch_size = share;
+  while (share % settings->micro_batch_size != 0) settings->micro_batch_size--;
+}
+
+static int check_ranks(run *now) {
+  fp8lm_train_settings *settings = &now->settings;
+  const int ranks = now->ranks.size;
+  if (settings->data_parallel_size > 0 && settings->data_parallel_size != ranks)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
+                          "--data-parallel-size is %" PRId64 ", but there %s %d rank%s; a launcher starts more: mpirun "
+                          "-n %" PRId64 " fp8lm train ...",
+                          settings->data_parallel_size, ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s",
+                          settings->data_parallel_size);
+  fit_micro_batch(now);
+  if (settings->global_batch_size % (settings->micro_batch_size * ranks) != 0)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
+                          "--global-batch-size is %" PRId64 ", expected a multiple of --micro-batch-size times the "
+                          "number of ranks, %" PRId64 " times %d",
+                          settings->global_batch_size, settings->micro_batch_size, ranks);
+  if (ranks > 1 && settings->device != FP8LM_TRAIN_CPU)
+    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
+                          "--device is cuda, but there are %d ranks: several train on CPUs only", ranks);
+  return FP8LM_EXIT_SUCCESS;
+}
+
+// All that decides what a rank does must be the same on all of them.
+static int compare_settings(const run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
+  char *text = NULL;
+  size_t length = 0;
+  FILE *stream = open_memstream(&text, &length);
+  if (stream) {
+    fp8lm_train_settings_write(stream, settings, 0);
+    fprintf(stream, " %s %s %d %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64,
+            settings->save ? settings->save : "", settings->load ? settings->load : "",
+            fp8lm_train_zero_stage(settings), settings->grad_reduce, settings->grad_scaling, settings->save_interval,
+            settings->keep_last, settings->exit_interval, settings->resume, settings->device);
+  }
+  if (!stream || fclose(stream) != 0) {
+    free(text);
+    (void)fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the text of the options");
+    return failed(now);
+  }
+  const fp8core_status status =
+    fp8lm_ranks_compare(&now->ranks, text, length, "options, or finds another checkpoint to continue,");
+  free(text);
+  return status == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed(now);
+}
+
 static int begin(run *now) {
   fp8lm_train_settings *settings = &now->settings;
-  int result = prepare_folder(now);
-  if (result == FP8LM_EXIT_SUCCESS) result = check_load(now);
-  if (result == FP8LM_EXIT_SUCCESS) result = open_data(now);
+  int result;
+  if (fp8lm_ranks_create(&now->ranks, 60.0 * settings->distributed_timeout_minutes) != FP8CORE_OK)
+    return failed_alone();
+  // All find the same.
+  result = leads(now) ? check_ranks(now) : FP8LM_EXIT_SUCCESS;
+  result = share_result(now, result);
   if (result != FP8LM_EXIT_SUCCESS) return result;
-  if (fp8lm_trainer_create(&now->trainer, settings) != FP8CORE_OK) return failed();
-  if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed();
-  warn_of_tokenizer(now);
-  if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK)
+  fit_micro_batch(now);
+  result = compare_settings(now);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
+  if (leads(now)) result = prepare_folder(now);
+  if (leads(now) && result == FP8LM_EXIT_SUCCESS) result = check_load(now);
+  if (result == FP8LM_EXIT_SUCCESS) result = open_data(now);
+  result = share_result(now, result);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
+  if (fp8lm_trainer_create(&now->trainer, settings, &now->ranks) != FP8CORE_OK) return failed(now);
+  if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed(now);
+  if (leads(now)) warn_of_tokenizer(now);
+  if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK) {
+    fp8lm_ranks_abort(&now->ranks);
     return failed_at(settings->load);
-  if (fp8lm_train_log_open(&now->log, settings) != FP8CORE_OK) return failed();
+  }
+  if (leads(now) && fp8lm_train_log_open(&now->log, settings) != FP8CORE_OK) return failed(now);
   now->log.peak = measure_peak(&now->trainer);
-  now->saved = now->trainer.step;
+  if (fp8lm_ranks_sum(&now->ranks, &now->log.peak, 1) != FP8CORE_OK) return failed(now);
+  // A checkpoint that goes to another folder is written there even if no step is left to be done: for another number
+  // of ranks, say.
+  now->saved = settings->load && settings->save && !lies_in(settings->load, settings->save) ? -1 : now->trainer.step;
   now->validated = -1;
+  if (!leads(now)) return FP8LM_EXIT_SUCCESS;
   if (fp8lm_train_log_start(&now->log, &now->trainer, settings->load, fp8lm_loader_tokens(now->loader, FP8LM_TRAIN),
                             fp8lm_loader_tokens(now->loader, FP8LM_VALIDATION)) != FP8CORE_OK)
-    return failed();
+    return failed(now);
   return FP8LM_EXIT_SUCCESS;
 }
 
@@ -223,9 +314,9 @@ static int validate(run *now) {
   int64_t sequences;
   if (now->validated == now->trainer.step) return FP8LM_EXIT_SUCCESS;
   const double start = fp8lm_now();
-  if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences) != FP8CORE_OK) return failed();
+  if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences) != FP8CORE_OK) return failed(now);
   now->validated = now->trainer.step;
-  if (sequences > 0 && !stop)
+  if (sequences > 0 && !stop && leads(now))
     fp8lm_train_log_validation(&now->log, &now->trainer, loss, sequences, fp8lm_now() - start);
   return FP8LM_EXIT_SUCCESS;
 }
@@ -236,12 +327,15 @@ static int save(run *now) {
   if (!now->settings.save || now->saved == now->trainer.step || now->trainer.skipped_in_a_row > 0)
     return FP8LM_EXIT_SUCCESS;
   const double start = fp8lm_now();
-  if (fp8lm_trainer_save(&now->trainer, now->settings.save, now->settings.keep_last) != FP8CORE_OK)
-    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
-                          "%s: the checkpoint of step %" PRId64 " could not be written: %s; earlier ones are untouched",
-                          now->settings.save, now->trainer.step, fp8core_last_error());
+  if (fp8lm_trainer_save(&now->trainer, now->settings.save, now->settings.keep_last) != FP8CORE_OK) {
+    char name[64];
+    return fp8lm_complain(
+      FP8LM_EXIT_FAILURE, PREFIX,
+      "%s%s: the checkpoint of step %" PRId64 " could not be written: %s; earlier ones are untouched",
+      fp8lm_ranks_name(&now->ranks, name, sizeof(name)), now->settings.save, now->trainer.step, fp8core_last_error());
+  }
   now->saved = now->trainer.step;
-  fp8lm_train_log_checkpoint(&now->log, &now->trainer, fp8lm_now() - start);
+  if (leads(now)) fp8lm_train_log_checkpoint(&now->log, &now->trainer, fp8lm_now() - start);
   return FP8LM_EXIT_SUCCESS;
 }
 
@@ -254,16 +348,22 @@ static int due(int64_t step, int64_t interval) { return interval > 0 && step % i
 
 // A step failed. Where it had not begun, as its data could not be read, the state is that after the last one.
 static int failed_step(run *now, int begun) {
-  const int result = failed();
-  if (begun) return result;
+  char reason[400];
+  (void)snprintf(reason, sizeof(reason), "%s", fp8core_last_error());
+  // All ranks know of data that cannot be read, and are still there; in other cases they are told.
+  const int together = !begun && fp8lm_ranks_agree(&now->ranks, FP8CORE_OK) == FP8CORE_OK;
+  (void)fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%s", reason);
+  if (!together) return failed(now);
+  char name[64];
+  (void)fp8lm_complain(0, PREFIX, "%s%s", fp8lm_ranks_name(&now->ranks, name, sizeof(name)), reason);
   (void)save(now);
-  fp8lm_train_log_end(&now->log, &now->trainer, "error");
-  return result;
+  if (leads(now)) fp8lm_train_log_end(&now->log, &now->trainer, "error");
+  return FP8LM_EXIT_FAILURE;
 }
 
 static int failed_validation(run *now) {
-  (void)save(now);
-  fp8lm_train_log_end(&now->log, &now->trainer, "error");
+  if (now->ranks.size == 1) (void)save(now);
+  if (leads(now)) fp8lm_train_log_end(&now->log, &now->trainer, "error");
   return FP8LM_EXIT_FAILURE;
 }
 
@@ -280,19 +380,30 @@ static void tell_skipped(const run *now) {
                        skipped == 1 ? " was" : "s were", text);
 }
 
+// A signal to one rank is one to all.
+static fp8core_status share_stop(const run *now) {
+  int64_t stopping = stop;
+  const fp8core_status status = fp8lm_ranks_max(&now->ranks, &stopping, 1);
+  if (stopping) stop = 1;
+  return status;
+}
+
 static int train(run *now) {
   const fp8lm_train_settings *settings = &now->settings;
   fp8lm_trainer *trainer = &now->trainer;
   const char *reason = "done";
   int result = FP8LM_EXIT_SUCCESS;
-  while (trainer->step < settings->train_iters && !stop) {
+  while (trainer->step < settings->train_iters) {
     fp8lm_step_result done;
-    const int observed = due(trainer->step + 1, settings->log_fp8_interval);
-    if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed();
+    if (share_stop(now) != FP8CORE_OK) return failed(now);
+    if (stop) break;
+    const int observed = leads(now) && due(trainer->step + 1, settings->log_fp8_interval);
+    if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed(now);
     if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK)
       return failed_step(now, done.begun);
-    fp8lm_train_log_step(&now->log, trainer, &done);
+    if (leads(now)) fp8lm_train_log_step(&now->log, trainer, &done);
     if (trainer->skipped_in_a_row >= settings->max_skipped) {
+      if (!leads(now)) return FP8LM_EXIT_FAILURE;
       fp8lm_train_log_end(&now->log, trainer, "skipped");
       return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
                             "%" PRId64 " steps in a row were skipped, as their gradients were not finite: the run has "
@@ -308,11 +419,14 @@ static int train(run *now) {
       break;
     }
   }
+  // One that comes now ends no step.
+  if (share_stop(now) != FP8CORE_OK) return failed(now);
   if (stop) reason = "signal";
   if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0 &&
       validate(now) != FP8LM_EXIT_SUCCESS)
     return failed_validation(now);
   result = save(now);
+  if (!leads(now)) return result != FP8LM_EXIT_SUCCESS || !stop ? result : FP8LM_EXIT_SIGNAL;
   fp8lm_train_log_end(&now->log, trainer, reason);
   tell_skipped(now);
   if (result != FP8LM_EXIT_SUCCESS || !stop) return result;
@@ -328,9 +442,10 @@ int fp8lm_train(int argc, char **argv) {
   catch_signals();
   result = begin(&now);
   if (result == FP8LM_EXIT_SUCCESS) result = train(&now);
-  if (fp8lm_train_log_close(&now.log) != FP8CORE_OK && result == FP8LM_EXIT_SUCCESS) result = failed();
+  if (fp8lm_train_log_close(&now.log) != FP8CORE_OK && result == FP8LM_EXIT_SUCCESS) result = failed_alone();
   fp8lm_loader_destroy(&now.loader);
   fp8lm_trainer_destroy(&now.trainer);
+  fp8lm_ranks_destroy(&now.ranks);
   if (now.lock >= 0) close(now.lock);
   fp8lm_train_settings_free(&now.settings);
   return result;

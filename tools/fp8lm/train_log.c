@@ -128,6 +128,10 @@ static void reset_peak(void) {
 
 // The start.
 
+static const char *reduction_name(const fp8lm_trainer *trainer) {
+  return fp8comm_gradient_algorithm_name(fp8lm_train_gradient_options(trainer->settings).algorithm);
+}
+
 static void put_memory(FILE *json, const fp8gpt_memory *model, const fp8optim_memory *optimizer) {
   fprintf(json,
           ", \"memory\": {\"weights\": %" PRId64 ", \"gradients\": %" PRId64 ", \"master\": %" PRId64
@@ -135,6 +139,22 @@ static void put_memory(FILE *json, const fp8gpt_memory *model, const fp8optim_me
           ", \"workspace\": %" PRId64 ", \"optimizer_overhead\": %" PRId64 "}",
           model->weight_bytes, model->gradient_bytes, optimizer->master_bytes, optimizer->exp_avg_bytes,
           optimizer->exp_avg_sq_bytes, model->activation_bytes, model->workspace_bytes, optimizer->overhead_bytes);
+}
+
+// Of several ranks, rank 0's: weights and gradients are the sharded optimizer's then, and with what its exchanges need
+// its overhead.
+static fp8core_status optimizer_memory(const fp8lm_trainer *trainer, fp8gpt_memory *model, fp8optim_memory *optimizer) {
+  fp8zero_memory sharded;
+  if (!trainer->sharded) return fp8optim_adamw_memory(trainer->adamw, optimizer);
+  const fp8core_status status = fp8zero_sharded_memory(trainer->sharded, &sharded);
+  if (status != FP8CORE_OK) return status;
+  model->weight_bytes = sharded.weight_bytes + sharded.weight_buffer_bytes;
+  model->gradient_bytes = sharded.gradient_bytes + sharded.gradient_buffer_bytes + sharded.mean_gradient_bytes;
+  optimizer->master_bytes = sharded.master_bytes;
+  optimizer->exp_avg_bytes = sharded.exp_avg_bytes;
+  optimizer->exp_avg_sq_bytes = sharded.exp_avg_sq_bytes;
+  optimizer->overhead_bytes = sharded.communication_bytes + sharded.overhead_bytes;
+  return FP8CORE_OK;
 }
 
 static void print_start(const fp8lm_trainer *trainer, const char *load, const fp8gpt_memory *model,
@@ -157,6 +177,10 @@ static void print_start(const fp8lm_trainer *trainer, const char *load, const fp
          (double)model->activation_bytes / mebibyte, (double)model->workspace_bytes / mebibyte);
   printf("data: %" PRIu64 " tokens for training, %" PRIu64 " for validation; %" PRId64 " a step\n", train_tokens,
          validation_tokens, settings->global_batch_size * settings->seq_length);
+  if (trainer->sharded)
+    printf("%d ranks over %s, ZeRO stage %d, gradients reduced by %s; memory is that of rank 0\n", trainer->ranks->size,
+           fp8comm_communicator_transport(trainer->ranks->communicator), fp8lm_trainer_stage(trainer),
+           reduction_name(trainer));
   if (load) printf("continuing %s after %" PRId64 " steps\n", load, trainer->step);
   (void)fflush(stdout);
 }
@@ -167,7 +191,7 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
   fp8gpt_memory model;
   fp8optim_memory optimizer;
   fp8core_status status = fp8gpt_memory_report(trainer->model, &model);
-  if (status == FP8CORE_OK) status = fp8optim_adamw_memory(trainer->adamw, &optimizer);
+  if (status == FP8CORE_OK) status = optimizer_memory(trainer, &model, &optimizer);
   if (status != FP8CORE_OK) return status;
   const fp8gpt_config *config = fp8gpt_model_config(trainer->model);
   log->setup_peak = peak_of_status();
@@ -181,6 +205,12 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
   put_text(json, "fp8lm", FP8LM_VERSION);
   if (load) put_text(json, "load", load);
   put_integer(json, "parameters", model.parameters);
+  put_integer(json, "ranks", trainer->ranks->size);
+  if (trainer->sharded) {
+    put_text(json, "transport", fp8comm_communicator_transport(trainer->ranks->communicator));
+    put_integer(json, "zero_stage", fp8lm_trainer_stage(trainer));
+    put_text(json, "grad_reduce", reduction_name(trainer));
+  }
   put_integer(json, "threads", fp8core_context_threads(trainer->context));
   put_text(json, "isa", fp8core_isa_name(fp8core_context_isa(trainer->context)));
   put_real(json, "peak_flops", log->peak);
@@ -227,6 +257,14 @@ static void draw_bar(fp8lm_train_log *log, int64_t step, int64_t steps, const ch
 
 static double seconds_of(const fp8lm_step_result *result) {
   return result->data_seconds + result->model_seconds + result->optimizer_seconds;
+}
+
+// Of rank 0, since the start: what it sent.
+static void put_traffic(FILE *json, const fp8lm_trainer *trainer) {
+  fp8zero_traffic traffic;
+  if (!trainer->sharded || fp8zero_sharded_traffic(trainer->sharded, &traffic) != FP8CORE_OK) return;
+  put_integer(json, "gradient_bytes_sent", (int64_t)traffic.gradient_bytes);
+  put_integer(json, "weight_bytes_sent", (int64_t)traffic.weight_bytes);
 }
 
 static void print_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result) {
@@ -288,6 +326,7 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
     put_real(log->json, "data_seconds", result->data_seconds);
     put_real(log->json, "model_seconds", result->model_seconds);
     put_real(log->json, "optimizer_seconds", result->optimizer_seconds);
+    put_traffic(log->json, trainer);
     finish(log->json);
   }
   if (log->events) {
@@ -454,7 +493,8 @@ fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer,
   }
   fputs("], \"weights\": [", json);
   separator = "";
-  if (status == FP8CORE_OK) status = put_weights(json, trainer, &copy, &separator);
+  // Of several ranks, gradients are on their way, and weights come and go.
+  if (status == FP8CORE_OK && !trainer->sharded) status = put_weights(json, trainer, &copy, &separator);
   fputc(']', json);
   finish(json);
   free(copy);

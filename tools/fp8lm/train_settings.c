@@ -34,7 +34,9 @@ typedef struct option_entry {
 
 static const char *const normalizations[] = {"LayerNorm", "RMSNorm", NULL};
 static const char *const positions[] = {"rope", "learned_absolute", NULL};
-static const char *const precisions[] = {"fp32", "bf16", "te", "fp8-o1", "fp8-o2", NULL};
+static const char *const precisions[] = {"fp32", "bf16", "te", "fp8-o1", "fp8-o2", "fp8-o3", NULL};
+static const char *const reductions[] = {"auto", "two-shot", "native", "fp32", "bf16", NULL};
+static const char *const gradient_scalings[] = {"auto", "pre", "post", NULL};
 static const char *const recipes[] = {"just-in-time", "delayed", NULL};
 static const char *const amax_algorithms[] = {"max", "most_recent", NULL};
 static const char *const decay_styles[] = {"constant", "linear", "cosine", "WSD", NULL};
@@ -82,9 +84,10 @@ static const option_entry table[] = {
 
   {NULL, TEXT, 0, RUN, ANY, NULL, "Precision (a checkpoint's cannot change)"},
   {"precision", CHOICE, AT(precision), FIXED, OF(precisions), "LEVEL",
-   "fp32, bf16, te (FP8 products), fp8-o1 (and FP8 weights and gradients) or fp8-o2 (and FP8 optimizer; default)"},
+   "fp32, bf16, te (FP8 products), fp8-o1 (and FP8 weights and gradients), fp8-o2 (and FP8 optimizer; default) or "
+   "fp8-o3 (and ZeRO with FP8 weights on the wire)"},
   {"fp8-recipe", CHOICE, AT(fp8_recipe), FIXED, OF(recipes), "NAME",
-   "scales of FP8 tensors (te, fp8-o1 and fp8-o2 only, as the next three): delayed (from earlier steps; default) or "
+   "scales of FP8 tensors (te and fp8 levels only, as the next three): delayed (from earlier steps; default) or "
    "just-in-time (Megatron-LM's tensorwise)"},
   {"fp8-amax-history-len", INTEGER, AT(fp8_amax_history_len), FIXED, 1, 65536, NULL, "N",
    "steps that delayed scaling remembers (default 16)"},
@@ -92,15 +95,15 @@ static const option_entry table[] = {
    "what it takes of them: max (default) or most_recent"},
   {"fp8-margin", INTEGER, AT(fp8_margin), FIXED, -64, 64, NULL, "N", "powers of two of head-room (default 0)"},
   {"stochastic-rounding", FLAG, AT(stochastic_rounding), FIXED, ANY, NULL,
-   "master weights round stochastically (fp8-o2 only: others' are FP32)"},
+   "master weights round stochastically (fp8-o2 and fp8-o3 only: others' are FP32)"},
   {"recompute-activations", FLAG, AT(recompute_activations), STORED, ANY, NULL,
    "keep only the inputs of blocks for the backward pass: less memory, a forward pass more"},
 
   {NULL, TEXT, 0, RUN, ANY, NULL, "Optimization"},
   {"micro-batch-size", INTEGER, AT(micro_batch_size), STORED, INT_RANGE(1), "N",
-   "sequences of a pass (default 8, at most the global batch)"},
+   "sequences of a pass (default 8, at most a rank's share of the global batch)"},
   {"global-batch-size", INTEGER, AT(global_batch_size), FIXED, INT_RANGE(1), "N",
-   "sequences of a step, a multiple of it, at most 2048 times (default the preset's, or 8)"},
+   "sequences of a step of all ranks together, a multiple of it, at most 2048 times (default the preset's, or 8)"},
   {"train-iters", INTEGER, AT(train_iters), STORED, 1, 2097151, NULL, "N", "steps of the run in all (default 1000)"},
   {"lr", REAL, AT(lr), STORED, 0.0, 1e30, NULL, "X", "learning rate after the warm-up (default the preset's, or 1e-3)"},
   {"min-lr", REAL, AT(min_lr), STORED, 0.0, 1e30, NULL, "X", "learning rate that the decay ends at (default a tenth)"},
@@ -142,11 +145,25 @@ static const option_entry table[] = {
   {"check-data", FLAG, AT(check_data), RUN, ANY, NULL,
    "read all shards at the start and check their tokens and checksums (default; data of many gigabytes: =no)"},
 
+  {NULL, TEXT, 0, RUN, ANY, NULL, "Ranks, as mpirun, srun or torchrun start them"},
+  {"data-parallel-size", INTEGER, AT(data_parallel_size), RUN, 0, 65536, NULL, "N",
+   "ranks that must be there; each takes its share of the global batch (default as many as there are)"},
+  {"zero-stage", INTEGER, AT(zero_stage), RUN, 0, 3, NULL, "N",
+   "what ranks divide, by whole tensors: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights (default 0, "
+   "fp8-o3 1)"},
+  {"grad-reduce", CHOICE, AT(grad_reduce), RUN, OF(reductions), "NAME",
+   "how gradients are summed: two-shot (FP8 on the wire), native (and FP8 sums), fp32 or bf16 (default two-shot for "
+   "fp8 levels, else fp32)"},
+  {"grad-scaling", CHOICE, AT(grad_scaling), RUN, OF(gradient_scalings), "NAME",
+   "of gradients in FP8 on the wire: auto (default), pre or post"},
+  {"distributed-timeout-minutes", REAL, AT(distributed_timeout_minutes), RUN, 0.001, 1e4, NULL, "X",
+   "a rank that takes no part for so long ends the run (default 10)"},
+
   {NULL, TEXT, 0, RUN, ANY, NULL, "Run"},
   {"config", TEXT, AT(config), RUN, ANY, "FILE", "JSON object of options, names as here; the command line goes first"},
   {"device", CHOICE, AT(device), RUN, OF(devices), "NAME", "cpu (default) or cuda"},
   {"threads", INTEGER, AT(threads), RUN, 0, 1024, NULL, "N",
-   "CPU threads (default OMP_NUM_THREADS or all); results do not depend on it"},
+   "CPU threads of a rank (default OMP_NUM_THREADS, or a share of all); results do not depend on it"},
   {"save", TEXT, AT(save), RUN, ANY, "DIR", "folder of checkpoints and logs, created if need be"},
   {"load", TEXT, AT(load), RUN, ANY, "DIR", "continue a checkpoint, or the newest of a --save folder"},
   {"resume", FLAG, AT(resume), RUN, ANY, NULL,
@@ -517,6 +534,8 @@ static fp8core_status set_defaults(fp8lm_train_settings *settings) {
 
 static void set_run_defaults(fp8lm_train_settings *settings) {
   settings->check_data = 1;
+  settings->zero_stage = -1;
+  settings->distributed_timeout_minutes = 10.0;
   settings->save_interval = 500;
   settings->keep_last = 3;
   settings->log_interval = 10;
@@ -626,7 +645,7 @@ fp8gpt_model_options fp8lm_train_model_options(const fp8lm_train_settings *setti
 
 fp8optim_adamw_options fp8lm_train_adamw_options(const fp8lm_train_settings *settings) {
   fp8optim_adamw_options options =
-    fp8optim_adamw_options_of(settings->precision == FP8GPT_FP8_O2 ? FP8OPTIM_PRESET_FP8 : FP8OPTIM_PRESET_FP32);
+    fp8optim_adamw_options_of(settings->precision >= FP8GPT_FP8_O2 ? FP8OPTIM_PRESET_FP8 : FP8OPTIM_PRESET_FP32);
   options.stochastic_rounding = (int)settings->stochastic_rounding;
   options.seed = (uint64_t)settings->seed;
   return options;
@@ -651,6 +670,21 @@ fp8optim_schedule fp8lm_train_schedule(const fp8lm_train_settings *settings) {
   schedule.total_steps = settings->lr_decay_iters;
   schedule.decay_steps = settings->lr_wsd_decay_iters;
   return schedule;
+}
+
+int fp8lm_train_zero_stage(const fp8lm_train_settings *settings) {
+  if (settings->zero_stage >= 0) return (int)settings->zero_stage;
+  return settings->precision == FP8GPT_FP8_O3 ? 1 : 0;
+}
+
+fp8comm_gradient_options fp8lm_train_gradient_options(const fp8lm_train_settings *settings) {
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  if (settings->grad_reduce > 0)
+    options.algorithm = (fp8comm_gradient_algorithm)(settings->grad_reduce - 1);
+  else
+    options.algorithm = settings->precision >= FP8GPT_FP8_O1 ? FP8COMM_TWO_SHOT : FP8COMM_BASELINE_FP32;
+  options.scaling = (fp8comm_gradient_scaling)settings->grad_scaling;
+  return options;
 }
 
 int64_t fp8lm_train_micro_batches(const fp8lm_train_settings *settings) {
@@ -848,6 +882,7 @@ static int parse(const char *prefix, int argc, char **argv, argument *arguments,
   settings->load = first->load;
   first->load = NULL;
   settings->resume = first->resume;
+  settings->micro_batch_size_given = is_given(given, "micro-batch-size");
   if (!settings->load && complete(settings, given) != FP8CORE_OK)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--preset: %s", fp8core_last_error());
   if (settings->load && settings->preset && saved->preset) result = check_fixed(prefix, settings, saved);

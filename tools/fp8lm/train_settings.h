@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "fp8comm/gradient.h"
 #include "fp8core/scaling.h"
 #include "fp8gpt/config.h"
 #include "fp8gpt/model.h"
@@ -71,6 +72,14 @@ typedef struct fp8lm_train_settings {
   int64_t eval_interval;
   int64_t eval_iters;
   int64_t check_data;
+  /* Ranks. */
+  int64_t data_parallel_size;
+  /** -1: as the precision suggests. */
+  int64_t zero_stage;
+  /** 0: as the precision suggests; else one more than an fp8comm_gradient_algorithm. */
+  int64_t grad_reduce;
+  int64_t grad_scaling;
+  double distributed_timeout_minutes;
   /* The run. */
   char *config;
   int64_t device;
@@ -85,6 +94,8 @@ typedef struct fp8lm_train_settings {
   char *tensorboard_dir;
   int64_t log_interval;
   int64_t log_fp8_interval;
+  /* No option: whether this run was told the micro-batch. */
+  int64_t micro_batch_size_given;
 } fp8lm_train_settings;
 
 /** What an option means to checkpoints. */
@@ -133,7 +144,10 @@ fp8optim_adamw_options fp8lm_train_adamw_options(const fp8lm_train_settings *set
 fp8optim_group fp8lm_train_group(const fp8lm_train_settings *settings, int decay);
 fp8optim_schedule fp8lm_train_schedule(const fp8lm_train_settings *settings);
 
-/** Micro-batches of a step. */
+int fp8lm_train_zero_stage(const fp8lm_train_settings *settings);
+fp8comm_gradient_options fp8lm_train_gradient_options(const fp8lm_train_settings *settings);
+
+/** Micro-batches of a step, of all ranks. */
 int64_t fp8lm_train_micro_batches(const fp8lm_train_settings *settings);
 
 /** Names of the choices of an option, for logs. */

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fp8comm/collectives.h"
 #include "machine.h"
+#include "parallel.h"
 #include "tokenizer.h"
 
 #define TRY(call)                                                                                                      \
@@ -43,6 +45,81 @@ static fp8core_status create_optimizer(fp8lm_trainer *trainer) {
   return status;
 }
 
+// Several ranks. The model's weights and gradients are the sharded optimizer's memory, lent part by part.
+
+static fp8core_status create_sharded(fp8lm_trainer *trainer) {
+  const fp8lm_train_settings *settings = trainer->settings;
+  const fp8optim_group groups[2] = {fp8lm_train_group(settings, 1), fp8lm_train_group(settings, 0)};
+  const int parts = fp8gpt_model_parts(trainer->model);
+  fp8zero_parameter *parameters = calloc((size_t)trainer->parameter_count, sizeof(*parameters));
+  int *resident = calloc((size_t)parts, sizeof(*resident));
+  fp8core_status status = parameters && resident ? FP8CORE_OK : out_of_memory("the table of parameters");
+  for (int64_t i = 0; i < trainer->parameter_count && status == FP8CORE_OK; i++) {
+    fp8gpt_parameter parameter;
+    status = fp8gpt_model_parameter(trainer->model, i, &parameter);
+    if (status != FP8CORE_OK) break;
+    parameters[i].name = parameter.name;
+    parameters[i].dimensions = parameter.dimensions;
+    parameters[i].shape[0] = parameter.shape[0];
+    parameters[i].shape[1] = parameter.shape[1];
+    parameters[i].group = parameter.decay ? 0 : 1;
+    parameters[i].weight_dtype = parameter.weight.dtype;
+    parameters[i].gradient_dtype = parameter.gradient.dtype;
+    parameters[i].part = parameter.part;
+  }
+  fp8zero_sharded_options options = fp8zero_sharded_options_default();
+  options.stage = fp8lm_train_zero_stage(settings);
+  options.adamw = fp8lm_train_adamw_options(settings);
+  options.gradient = fp8lm_train_gradient_options(settings);
+  options.micro_batches = options.stage >= 2 ? (int)trainer->micro_batches : 1;
+  options.resident = resident;
+  // Held around all other parts.
+  if (resident) resident[0] = fp8gpt_model_config(trainer->model)->tied_embeddings;
+  if (status == FP8CORE_OK)
+    status = fp8zero_sharded_create(&trainer->sharded, trainer->ranks->communicator, trainer->context, &options,
+                                    trainer->parameter_count, parameters, 2, groups);
+  free(resident);
+  free(parameters);
+  return status;
+}
+
+static fp8core_status acquire(void *user_data, int part, fp8gpt_direction direction) {
+  fp8lm_trainer *trainer = user_data;
+  int64_t first;
+  int64_t count;
+  TRY(fp8zero_sharded_acquire(trainer->sharded, part, (fp8zero_direction)direction));
+  TRY(fp8zero_sharded_part(trainer->sharded, part, &first, &count));
+  for (int64_t i = first; i < first + count; i++) {
+    fp8core_tensor weight;
+    void *gradient;
+    TRY(fp8zero_sharded_weight(trainer->sharded, i, &weight));
+    TRY(fp8gpt_model_bind_weight(trainer->model, i, &weight));
+    if (direction == FP8GPT_FORWARD) continue;
+    TRY(fp8zero_sharded_gradient(trainer->sharded, i, &gradient));
+    TRY(fp8gpt_model_bind_gradient(trainer->model, i, gradient));
+  }
+  return FP8CORE_OK;
+}
+
+// Where gradients stay (stages 0 and 1), micro-batches add up there, and the last one's travel.
+static fp8core_status release(void *user_data, int part, fp8gpt_direction direction) {
+  fp8lm_trainer *trainer = user_data;
+  const int last = trainer->micro_batches_done + 1 == trainer->micro_batches;
+  if (direction == FP8GPT_BACKWARD && (last || fp8lm_trainer_stage(trainer) >= 2)) {
+    int64_t first;
+    int64_t count;
+    TRY(fp8zero_sharded_part(trainer->sharded, part, &first, &count));
+    for (int64_t i = first; i < first + count; i++) {
+      fp8gpt_parameter parameter;
+      TRY(fp8gpt_model_parameter(trainer->model, i, &parameter));
+      trainer->gradients[i] = parameter.gradient;
+    }
+    TRY(fp8zero_sharded_reduce(trainer->sharded, part, trainer->gradients + first));
+  }
+  TRY(fp8zero_sharded_release(trainer->sharded, part, (fp8zero_direction)direction));
+  return fp8zero_sharded_progress(trainer->sharded);
+}
+
 // The optimizer's masters are the initial weights in FP32; the model computes with the weights that it writes.
 static fp8core_status set_masters(fp8lm_trainer *trainer) {
   int64_t most = 0;
@@ -63,6 +140,10 @@ static fp8core_status set_masters(fp8lm_trainer *trainer) {
     if (status != FP8CORE_OK) break;
     fp8core_tensor source = fp8core_tensor_create(values, FP8CORE_FP32, parameter.dimensions, parameter.shape);
     source.device = parameter.weight.device;
+    if (trainer->sharded) {
+      status = fp8zero_sharded_set_master(trainer->sharded, i, &source);
+      continue;
+    }
     status = fp8optim_adamw_set_state(trainer->adamw, i, FP8OPTIM_MASTER, &source);
     if (status == FP8CORE_OK) status = fp8optim_adamw_state(trainer->adamw, i, FP8OPTIM_WEIGHT, &weight);
     if (status == FP8CORE_OK) status = fp8gpt_model_bind_weight(trainer->model, i, &weight);
@@ -71,30 +152,65 @@ static fp8core_status set_masters(fp8lm_trainer *trainer) {
   return status;
 }
 
-fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings) {
-  memset(trainer, 0, sizeof(*trainer));
-  trainer->settings = settings;
+// What a rank makes by itself.
+static fp8core_status create_model(fp8lm_trainer *trainer) {
+  const fp8lm_train_settings *settings = trainer->settings;
   trainer->schedule = fp8lm_train_schedule(settings);
   fp8core_context_options context_options = fp8core_context_options_default();
   context_options.threads = (int)settings->threads;
+  if (settings->threads == 0 && trainer->ranks->sharing_size > 1 && !getenv("OMP_NUM_THREADS")) {
+    const int share = fp8lm_cpus() / trainer->ranks->sharing_size;
+    context_options.threads = share > 0 ? share : 1;
+  }
   context_options.seed = (uint64_t)settings->seed;
   if (settings->device == FP8LM_TRAIN_CUDA) context_options.device.type = FP8CORE_DEVICE_CUDA;
   TRY(fp8core_context_create(&trainer->context, &context_options));
   const fp8gpt_config config = fp8lm_train_model_config(settings);
-  const fp8gpt_model_options model_options = fp8lm_train_model_options(settings);
+  fp8gpt_model_options model_options = fp8lm_train_model_options(settings);
+  model_options.external_weights = trainer->ranks->size > 1;
+  model_options.external_gradients = trainer->ranks->size > 1;
   TRY(fp8gpt_model_create(&trainer->model, trainer->context, &config, &model_options));
   trainer->parameter_count = fp8gpt_model_parameters(trainer->model);
-  const size_t tokens = (size_t)(settings->global_batch_size * settings->seq_length);
+  const size_t tokens = (size_t)(trainer->micro_batches * settings->micro_batch_size * settings->seq_length);
   trainer->gradients = calloc((size_t)trainer->parameter_count, sizeof(*trainer->gradients));
   trainer->tokens = malloc(tokens * sizeof(*trainer->tokens));
   trainer->targets = malloc(tokens * sizeof(*trainer->targets));
   if (!trainer->gradients || !trainer->tokens || !trainer->targets) return out_of_memory("the tokens of a step");
-  TRY(create_optimizer(trainer));
-  return set_masters(trainer);
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings,
+                                    const fp8lm_ranks *ranks) {
+  memset(trainer, 0, sizeof(*trainer));
+  trainer->settings = settings;
+  trainer->ranks = ranks;
+  trainer->micro_batches = fp8lm_train_micro_batches(settings) / ranks->size;
+  TRY(fp8lm_ranks_agree(ranks, create_model(trainer)));
+  if (ranks->size == 1) {
+    TRY(create_optimizer(trainer));
+    return set_masters(trainer);
+  }
+  const fp8gpt_hooks hooks = {sizeof(hooks), trainer, acquire, release};
+  TRY(create_sharded(trainer));
+  trainer->adamw = fp8zero_sharded_adamw(trainer->sharded);
+  TRY(fp8lm_ranks_agree(ranks, set_masters(trainer)));
+  TRY(fp8zero_sharded_publish(trainer->sharded));
+  return fp8gpt_model_set_hooks(trainer->model, &hooks);
+}
+
+int fp8lm_trainer_stage(const fp8lm_trainer *trainer) {
+  return trainer->sharded ? fp8lm_train_zero_stage(trainer->settings) : 0;
+}
+
+int64_t fp8lm_trainer_local(const fp8lm_trainer *trainer, int64_t index) {
+  return trainer->sharded ? fp8zero_sharded_local(trainer->sharded, index) : index;
 }
 
 void fp8lm_trainer_destroy(fp8lm_trainer *trainer) {
-  fp8optim_adamw_destroy(&trainer->adamw);
+  if (trainer->sharded)
+    fp8zero_sharded_destroy(&trainer->sharded);
+  else
+    fp8optim_adamw_destroy(&trainer->adamw);
   fp8gpt_model_destroy(&trainer->model);
   if (trainer->cast_statistics) (void)fp8core_free(trainer->context, trainer->cast_statistics);
   fp8core_context_destroy(&trainer->context);
@@ -163,10 +279,14 @@ static void find_spike(fp8lm_trainer *trainer, fp8lm_step_result *result) {
   trainer->losses[trainer->loss_count++] = (float)result->loss;
 }
 
-// Forward and backward passes of a step.
+// Forward and backward passes of a step. The mean of all ranks' means is that of all micro-batches, whose numbers are
+// those that one rank would give them.
 static fp8core_status run_micro_batches(fp8lm_trainer *trainer, double *loss) {
   const fp8lm_train_settings *settings = trainer->settings;
-  const int64_t micro_batches = fp8lm_train_micro_batches(settings);
+  const int64_t micro_batches = trainer->micro_batches;
+  const int64_t before = trainer->ranks->rank * micro_batches;
+  // Their gradients are added up by the owner, not here.
+  const int alone = fp8lm_trainer_stage(trainer) >= 2;
   const int64_t tokens = settings->micro_batch_size * settings->seq_length;
   double sum = 0.0;
   for (int64_t i = 0; i < micro_batches; i++) {
@@ -176,27 +296,47 @@ static fp8core_status run_micro_batches(fp8lm_trainer *trainer, double *loss) {
     batch.length = (int)settings->seq_length;
     batch.tokens = trainer->tokens + i * tokens;
     batch.targets = trainer->targets + i * tokens;
-    TRY(fp8gpt_model_train(trainer->model, &batch, i == 0, 1.0f / (float)micro_batches, trainer->step, (int)i,
-                           &micro_loss));
+    trainer->micro_batches_done = i;
+    TRY(fp8gpt_model_train(trainer->model, &batch, i == 0 || alone, 1.0f / (float)micro_batches, trainer->step,
+                           (int)(before + i), &micro_loss));
     sum += (double)micro_loss;
   }
-  *loss = sum / (double)micro_batches;
+  TRY(fp8lm_ranks_sum(trainer->ranks, &sum, 1));
+  *loss = sum / (double)(micro_batches * trainer->ranks->size);
   return FP8CORE_OK;
 }
 
-static fp8core_status optimize(fp8lm_trainer *trainer, fp8lm_step_result *result) {
-  fp8optim_step_options options = fp8optim_step_options_default();
-  fp8optim_step_report report;
-  options.max_norm = (float)trainer->settings->clip_grad;
+// Every rank's scales come from what all ranks saw.
+static fp8core_status share_amaxes(fp8lm_trainer *trainer) {
+  fp8core_scaling *scaling = fp8gpt_model_scaling(trainer->model);
+  if (!scaling || !trainer->sharded) return FP8CORE_OK;
+  float *amaxes = fp8core_scaling_amaxes(scaling);
+  return fp8comm_all_reduce(trainer->ranks->communicator, amaxes, amaxes, fp8core_scaling_tensors(scaling),
+                            FP8COMM_FP32, FP8COMM_MAX);
+}
+
+static fp8core_status step_alone(fp8lm_trainer *trainer, const fp8optim_step_options *options,
+                                 fp8optim_step_report *report) {
   // Scales of FP8 gradients are those of this step: their tensors are asked for anew.
   for (int64_t i = 0; i < trainer->parameter_count; i++) {
     fp8gpt_parameter parameter;
     TRY(fp8gpt_model_parameter(trainer->model, i, &parameter));
     trainer->gradients[i] = parameter.gradient;
   }
+  return fp8optim_adamw_step(trainer->adamw, trainer->gradients, options, report);
+}
+
+static fp8core_status optimize(fp8lm_trainer *trainer, fp8lm_step_result *result) {
+  fp8optim_step_options options = fp8optim_step_options_default();
+  fp8optim_step_report report;
+  options.max_norm = (float)trainer->settings->clip_grad;
   TRY(fp8optim_schedule_rate(&trainer->schedule, trainer->step, &result->learning_rate));
   TRY(fp8optim_adamw_set_learning_rate(trainer->adamw, result->learning_rate));
-  TRY(fp8optim_adamw_step(trainer->adamw, trainer->gradients, &options, &report));
+  TRY(share_amaxes(trainer));
+  if (trainer->sharded)
+    TRY(fp8zero_sharded_step(trainer->sharded, &options, &report));
+  else
+    TRY(step_alone(trainer, &options, &report));
   result->gradient_norm = report.gradient_norm;
   result->clip_factor = report.clip_factor;
   result->skipped = report.skipped;
@@ -208,8 +348,11 @@ fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *lo
   const fp8lm_train_settings *settings = trainer->settings;
   memset(result, 0, sizeof(*result));
   const double start = fp8lm_now();
-  TRY(fp8lm_loader_batch(loader, FP8LM_TRAIN, (uint64_t)trainer->step, 0, 1, (size_t)settings->global_batch_size,
-                         (size_t)settings->seq_length, trainer->tokens, trainer->targets));
+  TRY(fp8lm_ranks_agree(trainer->ranks,
+                        fp8lm_loader_batch(loader, FP8LM_TRAIN, (uint64_t)trainer->step, (uint32_t)trainer->ranks->rank,
+                                           (uint32_t)trainer->ranks->size,
+                                           (size_t)(trainer->micro_batches * settings->micro_batch_size),
+                                           (size_t)settings->seq_length, trainer->tokens, trainer->targets)));
   result->begun = 1;
   const double data_done = fp8lm_now();
   TRY(run_micro_batches(trainer, &result->loss));
@@ -229,25 +372,46 @@ fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *lo
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// A pass over \p count sequences from \p first on; over none, one that does not count: all ranks make as many passes,
+// as the weights of parts may come from all of them.
+static fp8core_status validate_some(fp8lm_trainer *trainer, const fp8lm_loader *loader, int64_t first, int64_t count,
+                                    double *sum) {
+  const int64_t length = trainer->settings->seq_length;
+  const int64_t passed = count > 0 ? count : 1;
+  fp8core_status status = FP8CORE_OK;
+  for (int64_t i = 0; i < count && status == FP8CORE_OK; i++)
+    status = fp8lm_loader_batch(loader, FP8LM_VALIDATION, (uint64_t)(first + i), 0, 1, 1, (size_t)length,
+                                trainer->tokens + i * length, trainer->targets + i * length);
+  TRY(fp8lm_ranks_agree(trainer->ranks, status));
+  for (int64_t i = 0; count == 0 && i < length; i++) {
+    trainer->tokens[i] = 0;
+    trainer->targets[i] = -1;
+  }
+  const fp8gpt_batch batch = {(int)passed, (int)length, trainer->tokens, trainer->targets};
+  float mean;
+  TRY(fp8gpt_model_loss(trainer->model, &batch, &mean));
+  *sum += (double)mean * (double)count;
+  return FP8CORE_OK;
+}
+
 fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader *loader, const volatile int *stop,
                                       double *loss, int64_t *sequences) {
   const fp8lm_train_settings *settings = trainer->settings;
-  const int64_t length = settings->seq_length;
-  int64_t wanted = (int64_t)fp8lm_loader_sequences(loader, FP8LM_VALIDATION, (size_t)length);
+  const fp8lm_ranks *ranks = trainer->ranks;
+  int64_t wanted = (int64_t)fp8lm_loader_sequences(loader, FP8LM_VALIDATION, (size_t)settings->seq_length);
   if (settings->eval_iters > 0) wanted = smaller(wanted, settings->eval_iters * settings->micro_batch_size);
   double sum = 0.0;
   *sequences = 0;
-  while (*sequences < wanted && !(stop && *stop)) {
-    const int64_t count = smaller(settings->micro_batch_size, wanted - *sequences);
-    for (int64_t i = 0; i < count; i++)
-      TRY(fp8lm_loader_batch(loader, FP8LM_VALIDATION, (uint64_t)(*sequences + i), 0, 1, 1, (size_t)length,
-                             trainer->tokens + i * length, trainer->targets + i * length));
-    const fp8gpt_batch batch = {(int)count, (int)length, trainer->tokens, trainer->targets};
-    float mean;
-    TRY(fp8gpt_model_loss(trainer->model, &batch, &mean));
-    sum += (double)mean * (double)count;
-    *sequences += count;
+  while (*sequences < wanted) {
+    int64_t stopped = stop && *stop;
+    TRY(fp8lm_ranks_max(ranks, &stopped, 1));
+    if (stopped) break;
+    const int64_t first = *sequences + ranks->rank * settings->micro_batch_size;
+    const int64_t left = first < wanted ? wanted - first : 0;
+    TRY(validate_some(trainer, loader, first, smaller(settings->micro_batch_size, left), &sum));
+    *sequences = smaller(wanted, *sequences + ranks->size * settings->micro_batch_size);
   }
+  TRY(fp8lm_ranks_sum(ranks, &sum, 1));
   *loss = *sequences > 0 ? sum / (double)*sequences : 0.0;
   return FP8CORE_OK;
 }

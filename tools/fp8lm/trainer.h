@@ -11,7 +11,9 @@
 #include "fp8core/context.h"
 #include "fp8gpt/model.h"
 #include "fp8optim/adamw.h"
+#include "fp8zero/sharded.h"
 #include "loader.h"
+#include "ranks.h"
 #include "train_settings.h"
 
 /** Steps whose losses are remembered to tell a spike. */
@@ -20,15 +22,22 @@
 typedef struct fp8lm_trainer {
   /** The caller's, and outlives the trainer. */
   const fp8lm_train_settings *settings;
+  const fp8lm_ranks *ranks;
   fp8core_context *context;
   fp8gpt_model *model;
+  /** Of several ranks; NULL with one. */
+  fp8zero_sharded *sharded;
+  /** With several ranks that of the sharded optimizer, of the parameters that this rank owns. */
   fp8optim_adamw *adamw;
   fp8optim_schedule schedule;
   int64_t parameter_count;
   fp8core_tensor *gradients;
   /** Of the casts of a step that is recorded, an entry a scaled tensor, in device memory; NULL: none was. */
   void *cast_statistics;
-  /** Of a step: [global batch, sequence] tokens and targets. */
+  /** Of this rank's part of a step, and how many were passed on. */
+  int64_t micro_batches;
+  int64_t micro_batches_done;
+  /** Of a step: [sequences of this rank, sequence] tokens and targets. */
   int32_t *tokens;
   int32_t *targets;
   int64_t step;
@@ -66,9 +75,17 @@ typedef struct fp8lm_step_result {
 /** Called between the passes of a step and its end, when amaxes and gradients are there. */
 typedef fp8core_status (*fp8lm_step_observer)(fp8lm_trainer *trainer, void *user_data);
 
-/** Makes model and optimizer with initial weights. A zeroed trainer may be destroyed. */
-fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings);
+/** Makes model and optimizer with initial weights. A zeroed trainer may be destroyed. All calls that may fail, but
+ * fp8lm_trainer_read_tokenizer(), are collective over the ranks. */
+fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings,
+                                    const fp8lm_ranks *ranks);
 void fp8lm_trainer_destroy(fp8lm_trainer *trainer);
+
+/** The ZeRO stage; 0 with one rank. */
+int fp8lm_trainer_stage(const fp8lm_trainer *trainer);
+
+/** The parameter's index in the trainer's optimizer; -1 where another rank has it. */
+int64_t fp8lm_trainer_local(const fp8lm_trainer *trainer, int64_t index);
 
 /** Reads the tokenizer's files, of settings or, where those name none, of the checkpoint \p load (NULL: none). */
 fp8core_status fp8lm_trainer_read_tokenizer(fp8lm_trainer *trainer, const char *load);

@@ -1,0 +1,351 @@
+#!/usr/bin/env python3
+"""fp8lm train on several ranks, which are processes with torchrun's variables: the same losses as one rank, whatever
+the ranks divide; checkpoints that go on at other numbers of ranks; ranks that die, disagree, or are told to stop.
+
+Usage: check_train_ranks.py FP8LM [unittest arguments]
+Needs nothing but Python's own library. Exits with 77 (skipped) where fp8lm has no transport between processes."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+FP8LM = os.path.abspath(sys.argv[1])
+# None of a launcher around this test.
+CLEANED = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)|FP8COMM_.*|PMIX_.*|OMPI_.*|TORCHELASTIC_.*|UCX_.*|SLURM_.*)$")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not CLEANED.match(name)}
+ENVIRONMENT.setdefault("LSAN_OPTIONS", "print_suppressions=0:suppressions=" + os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multirank", "lsan.supp"))
+TINY = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "32", "--threads", "1",
+        "--log-interval", "5", "--data-path", "t", "--save-interval", "0", "--eval-interval", "0"]
+WORDS = "the sun rose over a quiet hill and all who saw it sang of bread water stone light and rain".split()
+PATIENCE = 120
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(ranks, arguments, cwd, settings=None):
+    port = free_port()
+    started = []
+    for rank in range(ranks):
+        variables = dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+                         MASTER_PORT=str(port)) if ranks > 1 else ENVIRONMENT
+        own = (settings or {}).get(rank, [])
+        started.append(subprocess.Popen([FP8LM, "train", *map(str, [*arguments, *own])], cwd=cwd, env=variables, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    return started
+
+
+def finish(started, patience=PATIENCE):
+    ends = []
+    try:
+        for one in started:
+            out, errors = one.communicate(timeout=patience)
+            ends.append((one.returncode, out, errors))
+    finally:
+        for one in started:
+            if one.poll() is None:
+                one.kill()
+                one.communicate()
+    return ends
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def tensors_of(path):
+    """Name: (dtype, shape, bytes) of a safetensors file."""
+    data = read(path)
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    return {name: (entry["dtype"], entry["shape"], data[8 + length + entry["data_offsets"][0]:
+                                                        8 + length + entry["data_offsets"][1]])
+            for name, entry in header.items() if name != "__metadata__"}
+
+
+def checkpoint(path):
+    """All tensors of a checkpoint, whatever files they are in, and the names of the files."""
+    tensors = {}
+    names = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
+    for name in names:
+        for key, value in tensors_of(os.path.join(path, name)).items():
+            assert key not in tensors, key
+            tensors[key] = value
+    return tensors, names
+
+
+class Ranks(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="fp8lm-ranks-")
+        draw = random.Random(7)
+        with open(os.path.join(cls.folder, "text.txt"), "w") as file:
+            file.write(" ".join(draw.choice(WORDS) for _ in range(8000)))
+        subprocess.run([FP8LM, "data", "tokenize", "--output-prefix", "t", "--val-fraction", "0.1", "text.txt"],
+                       cwd=cls.folder, check=True, capture_output=True)
+        ends = finish(start(2, [*TINY, "--train-iters", "1"], cls.folder))
+        if any("no transport" in errors for _, _, errors in ends):
+            print("fp8lm has no transport between processes: skipped")
+            sys.exit(77)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def train(self, ranks, *arguments, expect=0, settings=None, base=TINY):
+        ends = finish(start(ranks, [*base, *arguments], self.folder, settings))
+        for code, out, errors in ends:
+            self.assertEqual(code, expect, "\n".join(map(str, ends)))
+        if expect == 0:
+            # Rank 0 speaks for all.
+            for _, out, errors in ends[1:]:
+                self.assertEqual((out, errors), ("", ""))
+        return ends
+
+    def events(self, name, kind):
+        entries = [json.loads(line) for line in read(self.path(name, "log.jsonl")).decode().splitlines()]
+        return [entry for entry in entries if entry["event"] == kind]
+
+    def losses(self, name):
+        return [entry["loss"] for entry in self.events(name, "step")]
+
+    # What is computed.
+
+    def test_fp32_is_one_rank_but_for_the_order_of_sums(self):
+        shape = ["--precision", "fp32", "--train-iters", "12", "--global-batch-size", "12", "--micro-batch-size", "2",
+                 "--hidden-dropout", "0.1", "--lr", "3e-3", "--eval-interval", "6", "--eval-iters", "7"]
+        self.train(1, *shape, "--save", "fp32-1")
+        expected = self.losses("fp32-1")
+        self.assertEqual(len(expected), 12)
+        self.assertLess(expected[-1], expected[0] - 0.3)
+        validation = [entry["loss"] for entry in self.events("fp32-1", "validation")]
+        for ranks in 2, 3:
+            stages = {}
+            for stage in range(4):
+                name = "fp32-%d-%d" % (ranks, stage)
+                self.train(ranks, *shape, "--save", name, "--zero-stage", stage)
+                stages[stage] = self.losses(name)
+                for one, other in zip(expected, stages[stage]):
+                    self.assertAlmostEqual(one, other, delta=1e-4 * one)
+                for one, other in zip(validation, [entry["loss"] for entry in self.events(name, "validation")]):
+                    self.assertAlmostEqual(one, other, delta=1e-4 * one)
+            # What is divided changes no bit; where gradients are, changes the order in which micro-batches add up.
+            self.assertEqual(stages[0], stages[1])
+            self.assertEqual(stages[2], stages[3])
+
+    def test_fp8_learns_alike(self):
+        shape = ["--train-iters", "30", "--global-batch-size", "8", "--lr", "5e-3"]
+        for architecture in [], ["--preset", "tiny-llama", "--num-query-groups", "1", "--ffn-hidden-size", "48"], \
+                ["--preset", "tiny-gpt2"]:
+            results = {}
+            for precision in "bf16", "fp8-o1", "fp8-o2", "fp8-o3":
+                for ranks, stage in (1, 0), (2, 0), (2, 1), (2, 2), (2, 3):
+                    if precision in ("bf16", "fp8-o1") and stage not in (0, 1):
+                        continue
+                    name = "fp8-%s-%d-%d-%d" % (precision, ranks, stage, len(architecture))
+                    shutil.rmtree(self.path(name), ignore_errors=True)
+                    self.train(ranks, *shape, *architecture, "--precision", precision, "--save", name, "--zero-stage",
+                               stage)
+                    results[precision, ranks, stage] = self.losses(name)
+                    self.assertLess(abs(sum(results[precision, ranks, stage][-5:]) / sum(results["bf16", 1, 0][-5:]) - 1),
+                                    0.05, name)
+            # One micro-batch a rank: all stages have the same bits, and fp8-o3 is fp8-o2 where ranks are concerned.
+            for stage in 1, 2, 3:
+                self.assertEqual(results["fp8-o2", 2, 0], results["fp8-o2", 2, stage])
+                self.assertEqual(results["fp8-o2", 2, 0], results["fp8-o3", 2, stage])
+
+    def test_bytes_and_memory(self):
+        shape = ["--train-iters", "3", "--global-batch-size", "4", "--hidden-size", "64"]
+        starts = {}
+        sent = {}
+        for stage in range(4):
+            self.train(2, *shape, "--precision", "fp8-o3", "--zero-stage", stage, "--save", "mem-%d" % stage)
+            starts[stage] = self.events("mem-%d" % stage, "start")[0]
+            self.assertEqual((starts[stage]["ranks"], starts[stage]["zero_stage"], starts[stage]["grad_reduce"]),
+                             (2, stage, "two-shot"))
+            last = self.events("mem-%d" % stage, "step")[-1]
+            sent[stage] = last["gradient_bytes_sent"], last["weight_bytes_sent"]
+        memory = {stage: starts[stage]["memory"] for stage in starts}
+        for kind in "master", "exp_avg", "exp_avg_sq":
+            self.assertLess(memory[1][kind], 0.75 * memory[0][kind])
+        self.assertLess(memory[2]["gradients"], memory[1]["gradients"])
+        self.assertLess(memory[3]["weights"], memory[2]["weights"])
+        # Gradients to their owners only: half of what an all-reduce sends.
+        self.assertLess(sent[1][0], 0.7 * sent[0][0])
+        self.assertGreater(sent[1][1], 0)
+        self.train(2, *shape, "--precision", "bf16", "--zero-stage", "1", "--save", "mem-bf16")
+        last = self.events("mem-bf16", "step")[-1]
+        self.assertGreater(last["gradient_bytes_sent"], 3 * sent[1][0])
+
+    # Checkpoints.
+
+    def test_resume_is_exact(self):
+        shape = ["--precision", "fp8-o3", "--train-iters", "10", "--global-batch-size", "8", "--micro-batch-size", "2"]
+        for stage in range(4):
+            whole, parts = "exact-%d" % stage, "exact-%d-parts" % stage
+            self.train(2, *shape, "--zero-stage", stage, "--save", whole)
+            self.train(2, *shape, "--zero-stage", stage, "--save", parts, "--exit-interval", "6")
+            self.train(2, "--resume", "--save", parts, "--zero-stage", stage, "--threads", "1", base=[])
+            self.assertEqual(self.losses(whole), self.losses(parts))
+            one, names = checkpoint(self.path(whole, "step-00000010"))
+            other, other_names = checkpoint(self.path(parts, "step-00000010"))
+            self.assertEqual(names, other_names)
+            self.assertEqual(len(names), 2 if stage == 0 else 3)
+            self.assertTrue(one == other)
+
+    def test_other_numbers_of_ranks(self):
+        shape = ["--precision", "fp8-o3", "--train-iters", "4", "--global-batch-size", "12"]
+        self.train(2, *shape, "--zero-stage", "3", "--save", "from-2")
+        source = self.path("from-2", "step-00000004")
+        expected, names = checkpoint(source)
+        self.assertEqual(names, ["model.safetensors", "state-00001-of-00002.safetensors",
+                                 "state-00002-of-00002.safetensors"])
+        for ranks, stage in (1, 0), (3, 2), (4, 1), (3, 0), (2, 3):
+            name = "to-%d-%d" % (ranks, stage)
+            self.train(ranks, "--load", source, "--save", name, "--zero-stage", stage, "--threads", "1", base=[])
+            again, _ = checkpoint(self.path(name, "step-00000004"))
+            # One rank has no reducer.
+            again.setdefault("gradient.reducer", expected["gradient.reducer"])
+            self.assertEqual(set(again), set(expected))
+            for key in expected:
+                self.assertTrue(again[key] == expected[key], (ranks, stage, key))
+            # And from there on.
+            self.train(ranks, "--load", source, "--save", name + "-on", "--zero-stage", stage, "--threads", "1",
+                       "--train-iters", "8", base=[])
+            self.assertEqual([entry["step"] for entry in self.events(name + "-on", "step")], [5, 6, 7, 8])
+        self.assertEqual(subprocess.run([FP8LM, "generate", "--load", source, "--prompt", "the ", "--max-new-tokens", "8"],
+                                        cwd=self.folder, capture_output=True).returncode, 0)
+
+    def test_damaged_checkpoints(self):
+        self.train(2, "--precision", "fp8-o3", "--train-iters", "2", "--global-batch-size", "4", "--save", "damage")
+        source = self.path("damage", "step-00000002")
+        shard = "state-00002-of-00002.safetensors"
+
+        def refused(message, change):
+            shutil.rmtree(self.path("damaged"), ignore_errors=True)
+            shutil.copytree(source, self.path("damaged"))
+            change(self.path("damaged"))
+            for ranks in 1, 2:
+                ends = self.train(ranks, "--load", "damaged", "--train-iters", "3", "--threads", "1", base=[], expect=1)
+                self.assertIn(message, ends[0][2])
+
+        def flip(folder):
+            data = bytearray(read(os.path.join(folder, shard)))
+            data[-5] ^= 1
+            with open(os.path.join(folder, shard), "wb") as file:
+                file.write(data)
+
+        refused(shard, lambda folder: os.remove(os.path.join(folder, shard)))
+        refused(shard + ": its checksum is", flip)
+        refused(shard + ": it has", lambda folder: os.truncate(os.path.join(folder, shard), 100))
+
+    # Faults.
+
+    def test_full_disk(self):
+        # A rank other than 0 that cannot write: all say so, and nothing is left but what was there.
+        arguments = [*TINY, "--precision", "fp8-o3", "--global-batch-size", "4", "--train-iters", "4", "--save", "full",
+                     "--save-interval", "2"]
+        started = start(2, arguments, self.folder)
+        while not os.path.exists(self.path("full", "step-00000002")):
+            time.sleep(0.02)
+            self.assertTrue(all(one.poll() is None for one in started) or
+                            os.path.exists(self.path("full", "step-00000002")))
+        ends = finish(started)
+        self.assertEqual([code for code, _, _ in ends], [0, 0])
+        import resource
+        shutil.rmtree(self.path("full"))
+        port = free_port()
+        started = []
+        for rank in range(2):
+            variables = dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            limit = None
+            if rank == 1:
+                def limit():
+                    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+            started.append(subprocess.Popen([FP8LM, "train", *arguments], cwd=self.folder, env=variables, text=True,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit))
+        ends = finish(started)
+        self.assertEqual([code for code, _, _ in ends], [1, 1], ends)
+        self.assertIn("could not be written", ends[0][2])
+        self.assertIn("rank 1 failed", ends[0][2])
+        self.assertIn("state-00002-of-00002.safetensors", ends[0][2])
+        self.assertEqual([name for name in os.listdir(self.path("full")) if name.startswith("step")], [])
+
+    def test_killed_rank(self):
+        for victim in 0, 1, 2:
+            name = "kill-%d" % victim
+            started = start(3, [*TINY, "--precision", "fp8-o3", "--global-batch-size", "6", "--train-iters", "1000000",
+                                "--save", name, "--save-interval", "5", "--distributed-timeout-minutes", "0.1"],
+                            self.folder)
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline and not os.path.exists(self.path(name, "step-00000010")):
+                time.sleep(0.05)
+            started[victim].kill()
+            ends = finish(started)
+            for rank, (code, _, errors) in enumerate(ends):
+                self.assertEqual(code, -signal.SIGKILL if rank == victim else 1, ends)
+                if rank != victim:
+                    self.assertIn("rank %d" % victim, errors)
+            newest = sorted(entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry))[-1]
+            step = int(newest[5:])
+            # The last good checkpoint goes on.
+            self.train(3, "--resume", "--save", name, "--train-iters", step + 1, "--threads", "1", base=[])
+
+    def test_stop_signal(self):
+        for told in 0, 1:
+            name = "stop-%d" % told
+            started = start(2, [*TINY, "--global-batch-size", "4", "--train-iters", "1000000", "--save", name,
+                                "--log-interval", "1"], self.folder)
+            while True:
+                line = started[0].stdout.readline()
+                self.assertTrue(line)
+                if line.startswith("step 3"):
+                    break
+            started[told].send_signal(signal.SIGTERM)
+            ends = finish(started)
+            self.assertEqual([code for code, _, _ in ends], [130, 130], ends)
+            self.assertIn("ended by a signal after step", ends[0][2])
+            self.assertEqual(len([entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry)]), 1)
+
+    def test_wrong_usage(self):
+        def refused(ranks, message, *arguments, expect=2, settings=None):
+            ends = self.train(ranks, "--train-iters", "1", *arguments, expect=expect, settings=settings)
+            self.assertIn(message, ends[0][2])
+
+        refused(2, "--data-parallel-size is 4, but there are 2 ranks", "--data-parallel-size", "4")
+        refused(1, "but there is 1 rank; a launcher starts more: mpirun -n 4", "--data-parallel-size", "4")
+        refused(3, "--global-batch-size is 8, expected a multiple of --micro-batch-size times", "--global-batch-size", "8")
+        refused(2, "--global-batch-size is 4, expected a multiple of --micro-batch-size times the number of ranks, 4 "
+                "times 2", "--global-batch-size", "4", "--micro-batch-size", "4")
+        refused(1, "--zero-stage is '4', expected", "--zero-stage", "4")
+        refused(1, "--grad-reduce is 'ring', expected auto, two-shot, native, fp32 or bf16", "--grad-reduce", "ring")
+        refused(2, "rank 1 has other options", expect=1, settings={1: ["--lr", "0.5"]})
+        refused(2, "rank 1 has other options", expect=1, settings={1: ["--zero-stage", "2"]})
+        self.train(2, "--data-parallel-size", "2", "--train-iters", "1")
+
+    def test_data_of_one_rank_missing(self):
+        ends = self.train(2, "--train-iters", "1", expect=1, settings={1: ["--data-path", "elsewhere"]})
+        self.assertTrue(any("elsewhere" in errors or "other options" in errors for _, _, errors in ends))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]] + sys.argv[2:])

@@ -1,0 +1,47 @@
+/** \file
+ * The data-parallel ranks of a run, and how they stay together: what one of them finds, all know.
+ *
+ * All calls but those of fp8lm_ranks_name() and fp8lm_ranks_abort() are collective. With one rank they do nothing.
+ */
+#ifndef FP8LM_RANKS_H
+#define FP8LM_RANKS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fp8comm/communicator.h"
+#include "fp8core/status.h"
+
+typedef struct fp8lm_ranks {
+  fp8comm_communicator *communicator;
+  int rank;
+  int size;
+  /** Ranks on this rank's machine that may run on the same processors: not those that a launcher bound to others. */
+  int sharing_size;
+} fp8lm_ranks;
+
+/** Finds the ranks that a launcher started (fp8comm_communicator_create_from_environment()); one without a launcher. */
+fp8core_status fp8lm_ranks_create(fp8lm_ranks *ranks, double timeout_seconds);
+void fp8lm_ranks_destroy(fp8lm_ranks *ranks);
+
+/** "rank 3 of 8: ", for messages; empty with one rank. */
+const char *fp8lm_ranks_name(const fp8lm_ranks *ranks, char *buffer, size_t size);
+
+/** Sums or maxima over all ranks, in place; added in the order of ranks. */
+fp8core_status fp8lm_ranks_sum(const fp8lm_ranks *ranks, double *values, int64_t count);
+fp8core_status fp8lm_ranks_max(const fp8lm_ranks *ranks, int64_t *values, int64_t count);
+
+/** FP8CORE_OK where every rank passes that. Else this rank's own status and message where it failed, and on others that
+ * of the lowest rank that did, named. */
+fp8core_status fp8lm_ranks_agree(const fp8lm_ranks *ranks, fp8core_status status);
+
+/** Whether \p bytes are the same on all ranks; \p what they are, for the message. */
+fp8core_status fp8lm_ranks_compare(const fp8lm_ranks *ranks, const void *bytes, size_t size, const char *what);
+
+/** Rank 0's bytes to all. */
+fp8core_status fp8lm_ranks_broadcast(const fp8lm_ranks *ranks, void *bytes, size_t size);
+
+/** Tells the others that this rank cannot go on, with the thread's last error, which stays. */
+void fp8lm_ranks_abort(const fp8lm_ranks *ranks);
+
+#endif
