@@ -351,8 +351,8 @@ static fp8core_status describe_gradients(fp8zero_sharded *sharded) {
   FP8ZERO_TRY(table(sharded, sharded->tensor_count, sizeof(*sharded->inputs), &sharded->inputs));
   FP8ZERO_TRY(table(sharded, sharded->tensor_count, sizeof(*sharded->means), &sharded->means));
   FP8ZERO_TRY(table(sharded, sharded->adamw_count, sizeof(*sharded->local_gradients), &sharded->local_gradients));
-  const int64_t none = 0;
-  sharded->local_gradients[0] = fp8core_tensor_create(NULL, FP8CORE_FP32, 1, &none);
+  const int64_t none[2] = {0, 0};
+  sharded->local_gradients[0] = fp8core_tensor_create(NULL, FP8CORE_FP32, 2, none);
   for (int64_t i = 0; i < sharded->tensor_count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
     const fp8zero_part *part = &sharded->parts[tensor->part];
