@@ -1092,6 +1092,20 @@ fp8core_status fp8comm_gradient_progress(fp8comm_gradient_reducer *reducer, int 
   return FP8CORE_OK;
 }
 
+fp8core_status fp8comm_gradient_wait_bucket(fp8comm_gradient_reducer *reducer, int64_t index) {
+  FP8COMM_TRY(check_bucket(reducer, index));
+  if (!reducer->buckets[index].started)
+    return fp8comm_invalid("bucket %lld was not started, expected fp8comm_gradient_start() before it is waited for",
+                           (long long)index);
+  if (reducer->failed) return fp8comm_check(reducer->communicator);
+  for (int i = 0; i < reducer->slot_count; i++) {
+    gradient_slot *one = &reducer->slots[i];
+    if (one->request && one->bucket == &reducer->buckets[index])
+      return note(reducer, fp8comm_request_wait(&one->request));
+  }
+  return FP8CORE_OK;
+}
+
 fp8core_status fp8comm_gradient_wait(fp8comm_gradient_reducer *reducer, fp8comm_gradient_result *result) {
   if (!reducer) return fp8comm_invalid("reducer is NULL, expected a reducer");
   for (gradient_slot *one; (one = oldest(reducer));) FP8COMM_TRY(note(reducer, fp8comm_request_wait(&one->request)));

@@ -190,6 +190,11 @@ FP8COMM_API fp8core_status fp8comm_gradient_start(fp8comm_gradient_reducer *redu
 /** Works on buckets in flight; for calls in between. \p done, which may be NULL, receives whether none is left. */
 FP8COMM_API fp8core_status fp8comm_gradient_progress(fp8comm_gradient_reducer *reducer, int *done);
 
+/** Waits until one bucket that was started has its means written; its inputs are no longer read. Others may still be in
+ * flight, and the step goes on: fp8comm_gradient_wait() ends it. FP8CORE_ERROR_INVALID_ARGUMENT where it was not
+ * started. */
+FP8COMM_API fp8core_status fp8comm_gradient_wait_bucket(fp8comm_gradient_reducer *reducer, int64_t bucket);
+
 /** Waits for all buckets that were started, and sums up. \p result may be NULL. */
 FP8COMM_API fp8core_status fp8comm_gradient_wait(fp8comm_gradient_reducer *reducer, fp8comm_gradient_result *result);
 
