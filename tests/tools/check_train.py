@@ -689,8 +689,8 @@ class Train(unittest.TestCase):
                 write(self.path("bad.json"), text.encode())
                 self.refused(2, expected, "train", "--data-path", "t", "--config", "bad.json")
         self.refused(1, "no-such.json: cannot open the file", "train", "--config", "no-such.json")
-        write(self.path("bad.json"), b" " * 1048577)
-        self.refused(1, "expected at most 1048576", "train", "--config", "bad.json")
+        write(self.path("bad.json"), b" " * 8388609)
+        self.refused(1, "expected at most 8388608", "train", "--config", "bad.json")
 
     def test_bad_data(self):
         self.refused(1, "no-such", "train", "--data-path", "no-such", *TINY)

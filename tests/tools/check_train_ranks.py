@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -147,8 +148,10 @@ class Ranks(unittest.TestCase):
                     self.assertAlmostEqual(one, other, delta=1e-4 * one)
                 for one, other in zip(validation, [entry["loss"] for entry in self.events(name, "validation")]):
                     self.assertAlmostEqual(one, other, delta=1e-4 * one)
-            # What is divided changes no bit; where gradients are, changes the order in which micro-batches add up.
-            self.assertEqual(stages[0], stages[1])
+            # What is divided changes no bit; where gradients are, the order in which micro-batches and, of more than
+            # two, ranks add up.
+            if ranks == 2:
+                self.assertEqual(stages[0], stages[1])
             self.assertEqual(stages[2], stages[3])
 
     def test_fp8_learns_alike(self):
@@ -173,7 +176,7 @@ class Ranks(unittest.TestCase):
                 self.assertEqual(results["fp8-o2", 2, 0], results["fp8-o3", 2, stage])
 
     def test_bytes_and_memory(self):
-        shape = ["--train-iters", "3", "--global-batch-size", "4", "--hidden-size", "64"]
+        shape = ["--train-iters", "3", "--global-batch-size", "4", "--hidden-size", "64", "--num-layers", "10"]
         starts = {}
         sent = {}
         for stage in range(4):
@@ -231,7 +234,7 @@ class Ranks(unittest.TestCase):
             self.train(ranks, "--load", source, "--save", name + "-on", "--zero-stage", stage, "--threads", "1",
                        "--train-iters", "8", base=[])
             self.assertEqual([entry["step"] for entry in self.events(name + "-on", "step")], [5, 6, 7, 8])
-        self.assertEqual(subprocess.run([FP8LM, "generate", "--load", source, "--prompt", "the ", "--max-new-tokens", "8"],
+        self.assertEqual(subprocess.run([FP8LM, "generate", "--load", source, "--max-tokens", "8", "the "],
                                         cwd=self.folder, capture_output=True).returncode, 0)
 
     def test_damaged_checkpoints(self):
@@ -270,12 +273,13 @@ class Ranks(unittest.TestCase):
                             os.path.exists(self.path("full", "step-00000002")))
         ends = finish(started)
         self.assertEqual([code for code, _, _ in ends], [0, 0])
-        import resource
         shutil.rmtree(self.path("full"))
         port = free_port()
         started = []
         for rank in range(2):
-            variables = dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            # Shared memory is files, too.
+            variables = dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                             UCX_TLS="tcp")
             limit = None
             if rank == 1:
                 def limit():

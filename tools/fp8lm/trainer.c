@@ -126,7 +126,7 @@ static fp8core_status set_masters(fp8lm_trainer *trainer) {
   for (int64_t i = 0; i < trainer->parameter_count; i++) {
     fp8gpt_parameter parameter;
     TRY(fp8gpt_model_parameter(trainer->model, i, &parameter));
-    const int64_t elements = fp8core_tensor_elements(&parameter.weight);
+    const int64_t elements = parameter.dimensions == 2 ? parameter.shape[0] * parameter.shape[1] : parameter.shape[0];
     if (elements > most) most = elements;
   }
   void *values;

@@ -97,14 +97,17 @@ static const int64_t one = 1;
 // Weights; those with a scale are followed by its reciprocal, by which a stored element is multiplied.
 static fp8core_status list_weights(const fp8lm_trainer *trainer, tensor_list *list, float *inverses) {
   TRY(list_create(list, 2 * (size_t)trainer->parameter_count));
+  // Those of the last step may be on their way.
+  if (trainer->sharded) TRY(fp8zero_sharded_wait(trainer->sharded));
   for (int64_t i = 0; i < trainer->parameter_count; i++) {
     fp8gpt_parameter parameter;
     TRY(fp8gpt_model_parameter(trainer->model, i, &parameter));
-    (void)list_add(list, parameter.weight.dtype, parameter.dimensions, parameter.shape, parameter.weight.data,
-                   parameter.name, "");
-    if (fp8core_dtype_size(parameter.weight.dtype) > 1) continue;
-    if (!trainer->sharded || fp8lm_trainer_stage(trainer) < 3)
-      TRY(fp8core_copy(trainer->context, &inverses[i], parameter.weight.scale_inverse, sizeof(float)));
+    fp8core_tensor weight = parameter.weight;
+    const int comes_later = fp8lm_trainer_stage(trainer) == 3;
+    if (trainer->sharded && !comes_later) TRY(fp8zero_sharded_weight(trainer->sharded, i, &weight));
+    (void)list_add(list, weight.dtype, parameter.dimensions, parameter.shape, weight.data, parameter.name, "");
+    if (fp8core_dtype_size(weight.dtype) > 1) continue;
+    if (!comes_later) TRY(fp8core_copy(trainer->context, &inverses[i], weight.scale_inverse, sizeof(float)));
     (void)list_add(list, FP8CORE_FP32, 1, &one, &inverses[i], parameter.name, "_scale_inv");
   }
   return FP8CORE_OK;
