@@ -3,6 +3,7 @@
 
     tests/bench/loss_table.py --fp8lm build/tools/fp8lm/fp8lm --data-path kjv --output runs [--jobs 2] [OPTION...]
 
+With --ranks N every run is one of N processes, and a level may end in /STAGE, the ZeRO stage: fp8-o3/2.
 Options that it does not know go to every `fp8lm train`, so that no hyper-parameter differs between the runs. Runs whose
 log has an end are not repeated: a table that was interrupted goes on. Needs Python's standard library only.
 """
@@ -10,8 +11,10 @@ import argparse
 import concurrent.futures
 import json
 import math
+import os
 import pathlib
 import shlex
+import socket
 import statistics
 import subprocess
 import sys
@@ -36,21 +39,36 @@ def final_loss(folder, steps):
 
 
 def command(settings, options, level, seed, folder):
+    level, _, stage = level.partition("/")
+    options = options + (["--zero-stage", stage] if stage else [])
     return [settings.fp8lm, "train", "--data-path", settings.data_path, "--precision", level, "--seed", str(seed),
             "--train-iters", str(settings.train_iters), "--eval-interval", str(settings.train_iters), "--eval-iters", "0",
             "--save-interval", "0", "--log-interval", "100", "--save", str(folder)] + options
 
 
+def start(words, ranks):
+    """Runs the command as so many ranks; the worst exit code."""
+    if ranks == 1:
+        return subprocess.run(words, stdout=subprocess.DEVNULL).returncode
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [subprocess.Popen(words, stdout=subprocess.DEVNULL,
+                                  env=dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+                                           MASTER_PORT=str(port))) for rank in range(ranks)]
+    return max(abs(process.wait()) for process in processes)
+
+
 def run(settings, options, level, seed):
-    folder = pathlib.Path(settings.output) / f"{level}-{seed}"
+    folder = pathlib.Path(settings.output) / f"{level.replace('/', '-zero')}-{seed}"
     loss = final_loss(folder, settings.train_iters)
     if loss is None:
         if folder.exists():
             for path in sorted(folder.rglob("*"), reverse=True):
                 path.unlink() if path.is_file() or path.is_symlink() else path.rmdir()
-        done = subprocess.run(command(settings, options, level, seed, folder), stdout=subprocess.DEVNULL)
-        if done.returncode != 0:
-            sys.exit(f"the run {folder} failed with exit code {done.returncode}")
+        code = start(command(settings, options, level, seed, folder), settings.ranks)
+        if code != 0:
+            sys.exit(f"the run {folder} failed with exit code {code}")
         loss = final_loss(folder, settings.train_iters)
     print(f"{level}, seed {seed}: {loss:.5f}", file=sys.stderr, flush=True)
     return loss
@@ -79,6 +97,7 @@ def main():
     parser.add_argument("--levels", default=",".join(LEVELS), help="bf16 is what the others are compared with")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--ranks", type=int, default=1, help="of each run")
     settings, options = parser.parse_known_args()
     levels = settings.levels.split(",")
     seeds = [int(seed) for seed in settings.seeds.split(",")]
