@@ -129,8 +129,8 @@ FP8ZERO_API fp8core_status fp8zero_sharded_create(fp8zero_sharded **sharded, fp8
                                                   int64_t parameter_count, const fp8zero_parameter *parameters,
                                                   int group_count, const fp8optim_group *groups);
 
-/** Frees the handle and clears the pointer; waits for weights that travel, and ends reductions in flight where they are.
- * NULL and a cleared pointer are fine. Before communicator and context. */
+/** Frees the handle and clears the pointer; waits for weights that travel, and ends reductions in flight where they
+ * are. NULL and a cleared pointer are fine. Before communicator and context. */
 FP8ZERO_API void fp8zero_sharded_destroy(fp8zero_sharded **sharded);
 
 /** What a part is needed for. */
