@@ -276,14 +276,15 @@ typedef struct fp8zero_memory {
 
 FP8ZERO_API fp8core_status fp8zero_sharded_memory(const fp8zero_sharded *sharded, fp8zero_memory *memory);
 
-/** Bytes that this rank has sent since the creation, counted by the transport within the calls of this header. Other
- * exchanges of the same thread that progress within them are counted with the gradients. */
+/** Bytes that this rank has sent since the creation: all that the transport counted within the calls of this header.
+ * Gathers run beside reductions, so theirs are told by what they are made of, and the rest counts as gradients; so do
+ * other exchanges of the same thread that progress within these calls. */
 typedef struct fp8zero_traffic {
   /** Reductions. */
   uint64_t gradient_bytes;
   /** Gathers. */
   uint64_t weight_bytes;
-  /** Norms and agreements. */
+  /** Norms. */
   uint64_t control_bytes;
 } fp8zero_traffic;
 
