@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "comm/ranks.h"
 #include "fp8comm/collectives.h"
@@ -1232,7 +1233,67 @@ static void resharding(void **unused) {
   }
 }
 
-int main(void) {
+// --- As one process of several ---
+
+static double now(void) {
+  struct timespec time;
+  (void)clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+// Steps until one fails, which it does when a rank is killed.
+static fp8core_status endless(fp8comm_communicator *communicator, int stage) {
+  const int rank = fp8comm_communicator_rank(communicator);
+  run r = run_of(make_transformer, stage);
+  fp8core_context *context = NULL;
+  fp8zero_sharded *sharded = NULL;
+  char what[256] = "";
+  void *own[MOST] = {NULL};
+  fp8core_status status = context_of(&context);
+  if (status == FP8CORE_OK) status = CREATE();
+  for (int step = 0; status == FP8CORE_OK; step++) {
+    status = pass(&r, sharded, NULL, rank, step % 8, 0, own, what, sizeof(what));
+    if (status == FP8CORE_OK) status = fp8zero_sharded_step(sharded, NULL, NULL);
+    if (status == FP8CORE_OK && step == 2) {
+      (void)printf("going %d\n", rank);
+      (void)fflush(stdout);
+    }
+  }
+  char message[512];
+  (void)snprintf(message, sizeof(message), "%s", fp8core_last_error());
+  fp8zero_sharded_destroy(&sharded);
+  fp8core_context_destroy(&context);
+  return fp8core_set_last_error(status, "%s", message);
+}
+
+// TIMEOUT sharded: every stage beside the reference. TIMEOUT endless STAGE. What it prints, and how it exits, is told
+// in tests/multirank/rank.c.
+static int as_process(int count, char **arguments) {
+  fp8comm_communicator_options options = fp8comm_communicator_options_default();
+  fp8comm_communicator *communicator = NULL;
+  options.timeout_seconds = strtod(arguments[1], NULL);
+  const double started = now();
+  fp8core_status status = fp8comm_communicator_create_from_environment(&communicator, &options);
+  const int rank = fp8comm_communicator_rank(communicator);
+  const int size = fp8comm_communicator_size(communicator);
+  if (status == FP8CORE_OK && count > 3) status = endless(communicator, (int)strtol(arguments[3], NULL, 10));
+  for (int stage = 0; stage <= 3 && status == FP8CORE_OK && count == 3; stage++) {
+    run r = run_of(make_transformer, stage);
+    r.resident[0] = r.tied = 1;
+    run_beside_reference(communicator, &r);
+    // At the first failure the rank has aborted.
+    status = fp8comm_barrier(communicator);
+  }
+  if (status == FP8CORE_OK)
+    (void)printf("ok rank %d of %d\n", rank, size);
+  else
+    (void)printf("error %d %.3f %s\n", (int)status, now() - started, fp8core_last_error());
+  fp8comm_communicator_destroy(&communicator);
+  return status == FP8CORE_OK ? 0 : 3;
+}
+
+int main(int count, char **arguments) {
+  if (count > 2) return as_process(count, arguments);
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_stage_is_the_reference),
     cmocka_unit_test(buffers_and_places),
