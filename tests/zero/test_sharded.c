@@ -1111,6 +1111,80 @@ static void memory_and_traffic(void **unused) {
   }
 }
 
+#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33)
+#  include <malloc.h>
+
+typedef struct counted {
+  int stage;
+  int64_t told[4];
+  int64_t states[4];
+  // Of the process.
+  int64_t allocated;
+} counted;
+
+static int64_t allocated_bytes(void) {
+  const struct mallinfo2 info = mallinfo2();
+  return (int64_t)info.uordblks + (int64_t)info.hblkhd;
+}
+
+static void run_counted(fp8comm_communicator *communicator, void *data) {
+  counted *c = data;
+  const int rank = fp8comm_communicator_rank(communicator);
+  run r = run_of(make_tiny, c->stage);
+  fp8core_context *context = NULL;
+  fp8zero_sharded *sharded = NULL;
+  fp8zero_memory memory;
+  r.m.count = 0;
+  for (int p = 0; p < 6; p++)
+    for (int i = 0; i < 4; i++) add(&r.m, p, 300 + p, 400, FP8CORE_E4M3, FP8CORE_E4M3);
+  rank_ok(communicator, context_of(&context));
+  rank_ok(communicator, fp8comm_barrier(communicator));
+  const int64_t before = allocated_bytes();
+  rank_ok(communicator, fp8comm_barrier(communicator));
+  rank_ok(communicator, CREATE());
+  rank_ok(communicator, fp8comm_barrier(communicator));
+  if (rank == 0) c->allocated = allocated_bytes() - before;
+  rank_ok(communicator, fp8zero_sharded_memory(sharded, &memory));
+  rank_ok(communicator, fp8comm_barrier(communicator));
+  c->told[rank] = memory.total_bytes;
+  c->states[rank] = memory.master_bytes + memory.exp_avg_bytes + memory.exp_avg_sq_bytes;
+  fp8zero_sharded_destroy(&sharded);
+  fp8core_context_destroy(&context);
+}
+
+// What all ranks tell is what the process has allocated, and the states of all are those of one optimizer.
+static void memory_as_allocated(void **unused) {
+  (void)unused;
+  int64_t one = 0;
+  for (int stage = 0; stage <= 3; stage++) {
+    counted c;
+    memset(&c, 0, sizeof(c));
+    c.stage = stage;
+    run_ranks(4, 0, run_counted, &c);
+    int64_t told = 0;
+    int64_t states = 0;
+    for (int rank = 0; rank < 4; rank++) {
+      told += c.told[rank];
+      states += c.states[rank];
+      if (stage > 0) assert_in_range(c.states[rank] * 100, one * 24, one * 26);
+    }
+    if (stage == 0) one = states / 4;
+    assert_int_equal(states, stage == 0 ? 4 * one : one);
+    print_message("stage %d: %.2f MB told, %.2f MB allocated by 4 ranks of %.2f million parameters\n", stage,
+                  1e-6 * (double)told, 1e-6 * (double)c.allocated, 1e-6 * (double)one / 5);
+    // A sanitizer's allocator counts nothing. Large blocks are aligned to 2 MiB.
+    if (c.allocated == 0) continue;
+    if ((double)told > 1.01 * (double)c.allocated || (double)c.allocated > 1.05 * (double)told + 4 * 8 * 2.1e6)
+      fail_msg("stage %d: %lld bytes are told, %lld are allocated", stage, (long long)told, (long long)c.allocated);
+  }
+}
+#else
+static void memory_as_allocated(void **unused) {
+  (void)unused;
+  skip();
+}
+#endif
+
 // --- Checkpoints ---
 
 typedef struct saved_part {
@@ -1306,6 +1380,7 @@ int main(int count, char **arguments) {
     cmocka_unit_test(disagreements),
     cmocka_unit_test(ranks_that_leave),
     cmocka_unit_test(memory_and_traffic),
+    cmocka_unit_test(memory_as_allocated),
     cmocka_unit_test(resharding),
   };
   return cmocka_run_group_tests_name("sharded", tests, NULL, NULL);
