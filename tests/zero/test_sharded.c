@@ -967,6 +967,55 @@ static void ranks_that_leave(void **unused) {
   }
 }
 
+// --- A rank that cannot take a step ---
+
+static void run_unable(fp8comm_communicator *communicator, void *data) {
+  const int stage = *(const int *)data;
+  const int rank = fp8comm_communicator_rank(communicator);
+  run r = run_of(make_transformer, stage);
+  fp8core_context *context = NULL;
+  fp8zero_sharded *sharded = NULL;
+  fp8optim_step_report report;
+  char what[256] = "";
+  void *own[MOST] = {NULL};
+  float *values = calloc(8192, sizeof(*values));
+  rank_ok(communicator, context_of(&context));
+  rank_ok(communicator, CREATE());
+  fp8optim_adamw *adamw = fp8zero_sharded_adamw(sharded);
+  // Moments of other steps, and rank 1 forgot to count them.
+  for (int i = 0; i < r.m.count; i++) {
+    if (fp8zero_sharded_local(sharded, i) < 0 || elements_of(&r.m, i) == 0) continue;
+    const fp8core_tensor source =
+      fp8core_tensor_create(values, FP8CORE_FP32, r.m.parameters[i].dimensions, r.m.parameters[i].shape);
+    values[0] = 1.0f;
+    rank_ok(communicator,
+            fp8optim_adamw_set_state(adamw, fp8zero_sharded_local(sharded, i), FP8OPTIM_EXP_AVG, &source));
+  }
+  if (rank != 1) rank_ok(communicator, fp8optim_adamw_set_steps(adamw, 7));
+  rank_ok(communicator, fp8zero_sharded_publish(sharded));
+  rank_ok(communicator, pass(&r, sharded, NULL, rank, 0, 0, own, what, sizeof(what)));
+  if (rank == 1)
+    REFUSED(fp8zero_sharded_step(sharded, NULL, &report), "moments were set while the step count is 0");
+  else
+    rank_refused(communicator, fp8zero_sharded_step(sharded, NULL, &report), FP8CORE_ERROR_PEER,
+                 "rank 1 could not take the step");
+  // What is wrong can be put right; the gradients are still there.
+  if (rank == 1) rank_ok(communicator, fp8optim_adamw_set_steps(adamw, 7));
+  rank_ok(communicator, fp8zero_sharded_step(sharded, NULL, &report));
+  rank_check(communicator, report.steps == 8 && !report.skipped && report.gradient_norm > 0, "the step after");
+  rank_ok(communicator, pass(&r, sharded, NULL, rank, 1, 0, own, what, sizeof(what)));
+  rank_ok(communicator, fp8zero_sharded_step(sharded, NULL, &report));
+  rank_check(communicator, report.steps == 9, "the step after that");
+  fp8zero_sharded_destroy(&sharded);
+  fp8core_context_destroy(&context);
+  free(values);
+}
+
+static void unable_to_step(void **unused) {
+  (void)unused;
+  for (int stage = 1; stage <= 3; stage++) run_ranks(3, 0, run_unable, &stage);
+}
+
 // --- Memory and bytes on the wire ---
 
 typedef struct measured {
@@ -1379,6 +1428,7 @@ int main(int count, char **arguments) {
     cmocka_unit_test(bad_creations),
     cmocka_unit_test(disagreements),
     cmocka_unit_test(ranks_that_leave),
+    cmocka_unit_test(unable_to_step),
     cmocka_unit_test(memory_and_traffic),
     cmocka_unit_test(memory_as_allocated),
     cmocka_unit_test(resharding),

@@ -116,13 +116,11 @@ static void *train(void *argument) {
   group.learning_rate = 3e-3;
   for (int i = 0; i < TENSORS; i++) {
     snprintf(names[i], sizeof(names[i]), "%d.%s", i / 2, i % 2 ? "bias" : "weight");
-    memset(&parameters[i], 0, sizeof(parameters[i]));
-    parameters[i].name = names[i];
-    parameters[i].dimensions = i % 2 ? 1 : 2;
-    parameters[i].shape[0] = parameters[i].shape[1] = WIDTH;
-    parameters[i].weight_dtype = i % 2 ? FP8CORE_FP32 : FP8CORE_E4M3;
-    parameters[i].gradient_dtype = FP8CORE_FP32;
-    parameters[i].part = i / 2;
+    // A matrix with a weight in E4M3, a bias in FP32; both with gradients in FP32.
+    parameters[i] = fp8zero_parameter_create(names[i], WIDTH, WIDTH, i / 2);
+    if (i % 2 == 0) continue;
+    parameters[i].dimensions = 1;
+    parameters[i].weight_dtype = FP8CORE_FP32;
   }
   check(fp8core_context_create(&context, &context_options));
   check(fp8zero_sharded_create(&sharded, r->communicator, context, &options, TENSORS, parameters, 1, &group));
