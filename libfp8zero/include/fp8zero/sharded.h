@@ -104,6 +104,22 @@ typedef struct fp8zero_parameter {
   int part;
 } fp8zero_parameter;
 
+/** A matrix of part \p part and group 0, with an E4M3 weight and an FP32 gradient. */
+static inline fp8zero_parameter fp8zero_parameter_create(const char *name, int64_t rows, int64_t columns, int part) {
+  fp8zero_parameter parameter;
+  parameter.name = name;
+  parameter.dimensions = 2;
+  parameter.shape[0] = rows;
+  parameter.shape[1] = columns;
+  parameter.shape[2] = 0;
+  parameter.shape[3] = 0;
+  parameter.group = 0;
+  parameter.weight_dtype = FP8CORE_E4M3;
+  parameter.gradient_dtype = FP8CORE_FP32;
+  parameter.part = part;
+  return parameter;
+}
+
 /** Opaque. */
 typedef struct fp8zero_sharded fp8zero_sharded;
 
@@ -129,8 +145,8 @@ FP8ZERO_API fp8core_status fp8zero_sharded_create(fp8zero_sharded **sharded, fp8
                                                   int64_t parameter_count, const fp8zero_parameter *parameters,
                                                   int group_count, const fp8optim_group *groups);
 
-/** Frees the handle and clears the pointer; waits for weights that travel, and ends reductions in flight where they are.
- * NULL and a cleared pointer are fine. Before communicator and context. */
+/** Frees the handle and clears the pointer; waits for weights that travel, and ends reductions in flight where they
+ * are. NULL and a cleared pointer are fine. Before communicator and context. */
 FP8ZERO_API void fp8zero_sharded_destroy(fp8zero_sharded **sharded);
 
 /** What a part is needed for. */
@@ -170,9 +186,9 @@ FP8ZERO_API fp8core_status fp8zero_sharded_weight(const fp8zero_sharded *sharded
 FP8ZERO_API fp8core_status fp8zero_sharded_gradient(const fp8zero_sharded *sharded, int64_t index, void **data);
 
 /**
- * Waits until the part's weights are there, and for backward, in stages 2 and 3, until memory for its gradients is.
- * Starts the gather of the next part's weights in stage 3. A part can be held once in each direction at a time, and any
- * number of parts as far as buffers are there. Collective in stage 3, and by the order of what it waits for in others.
+ * Waits until the part's weights are there, and for backward, in stages 2 and 3, until memory for its gradients is. In
+ * stage 3 it gathers them where they are not, and starts the gather of the next part's where a buffer is free. A part
+ * can be held once in each direction at a time, and any number of parts as far as buffers are there. Collective.
  *
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for a part or direction out of range, a part that is held in that direction
  *         already, one more than there are buffers for, or weights that were set and not published; those of
@@ -188,9 +204,9 @@ FP8ZERO_API fp8core_status fp8zero_sharded_release(fp8zero_sharded *sharded, int
  * once in a micro-batch, in any order that all ranks share. Collective.
  *
  * \param gradients of the part's parameters, in their order: of any shape with as many elements, dtype, row stride and
- *        scale_inverse, which is read in this call. The data is usually where fp8zero_sharded_gradient() told, but may
- *        be elsewhere, apart from it; it must stay as it is until the step, or in stages 2 and 3, where it is that
- *        memory, is no longer the caller's.
+ *        scale_inverse, which is read in this call. The data is usually where fp8zero_sharded_gradient() told; it is
+ *        then no longer the caller's, until the step in stages 0 and 1, until the next acquire for backward in 2 and 3.
+ *        It may be elsewhere, apart from it, and must then stay as it is until the step, or the part's next reduction.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid or has another size, a part that was reduced in
  *         this micro-batch already or has no memory for gradients; those of communicator.h.
  */
@@ -276,14 +292,15 @@ typedef struct fp8zero_memory {
 
 FP8ZERO_API fp8core_status fp8zero_sharded_memory(const fp8zero_sharded *sharded, fp8zero_memory *memory);
 
-/** Bytes that this rank has sent since the creation, counted by the transport within the calls of this header. Other
- * exchanges of the same thread that progress within them are counted with the gradients. */
+/** Bytes that this rank has sent since the creation: all that the transport counted within the calls of this header.
+ * Gathers run beside reductions, so theirs are told by what they are made of, and the rest counts as gradients; so do
+ * other exchanges of the same thread that progress within these calls. */
 typedef struct fp8zero_traffic {
   /** Reductions. */
   uint64_t gradient_bytes;
   /** Gathers. */
   uint64_t weight_bytes;
-  /** Norms and agreements. */
+  /** Norms. */
   uint64_t control_bytes;
 } fp8zero_traffic;
 
