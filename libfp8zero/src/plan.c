@@ -49,8 +49,8 @@ const char *fp8zero_memory_class_name(fp8zero_memory_class memory_class) {
   return (unsigned)memory_class < FP8ZERO_MEMORY_CLASSES ? class_names[(unsigned)memory_class] : "unknown";
 }
 
-const char *fp8zero_traffic_name(fp8zero_traffic traffic) {
-  return (unsigned)traffic < FP8ZERO_TRAFFIC_KINDS ? traffic_names[(unsigned)traffic] : "unknown";
+const char *fp8zero_traffic_kind_name(fp8zero_traffic_kind kind) {
+  return (unsigned)kind < FP8ZERO_TRAFFIC_KINDS ? traffic_names[(unsigned)kind] : "unknown";
 }
 
 // Formats depend on this.
@@ -351,12 +351,17 @@ static void hold(holding *owned, int kind, int64_t elements) {
   owned->chunks += (elements + OPTIMIZER_CHUNK - 1) / OPTIMIZER_CHUNK;
 }
 
+// Of gradients that the owner alone keeps: the sum over several passes is in FP32.
+static int64_t kept_gradient(const shape *s, int kind) {
+  return s->options.micro_batches > 1 ? FP32_BYTES : s->bytes.gradient[kind];
+}
+
 // Bytes an element of what a stage of ZeRO distributes.
 static int64_t distributed_size(const shape *s, int kind) {
   const formats *f = &s->bytes;
   int64_t size = 0;
   if (s->options.zero_stage >= 1) size += f->master + f->exp_avg + f->exp_avg_sq;
-  if (s->options.zero_stage >= 2) size += f->gradient[kind];
+  if (s->options.zero_stage >= 2) size += kept_gradient(s, kind);
   if (s->options.zero_stage >= 3) size += f->weight[kind];
   return size;
 }
@@ -366,8 +371,11 @@ static fp8core_status out_of_memory(const shape *s, int64_t count) {
                                 (long long)count, s->options.data_parallel);
 }
 
+// By the bytes of their states, so that owners do not depend on the stage.
 static fp8core_status distribute_tensors(const shape *s, tensors *list, holding *ranks) {
-  for (int64_t i = 0; i < list->count; i++) list->sizes[i] = list->elements[i] * distributed_size(s, list->kinds[i]);
+  const formats *f = &s->bytes;
+  for (int64_t i = 0; i < list->count; i++)
+    list->sizes[i] = list->elements[i] * (f->master + f->exp_avg + f->exp_avg_sq);
   TRY(fp8zero_partition(list->count, list->sizes, s->options.data_parallel, list->owners, NULL));
   for (int64_t i = 0; i < list->count; i++) hold(&ranks[list->owners[i]], list->kinds[i], list->elements[i]);
   return FP8CORE_OK;
@@ -399,9 +407,11 @@ static void add_rank(shape *s, stage_plan *stage, const holding *owned, double r
   const int64_t gradients = bytes_of(stage->total, f->gradient);
   const int64_t own_weights = bytes_of(owned->elements, f->weight);
   const int64_t own_gradients = bytes_of(owned->elements, f->gradient);
+  int64_t kept_gradients = 0;
+  for (int kind = 0; kind < KINDS; kind++) kept_gradients += owned->elements[kind] * kept_gradient(s, kind);
   int64_t memory[FP8ZERO_MEMORY_ACTIVATIONS];
   memory[FP8ZERO_MEMORY_WEIGHTS] = zero >= 3 ? own_weights : weights;
-  memory[FP8ZERO_MEMORY_GRADIENTS] = zero >= 2 ? own_gradients : gradients;
+  memory[FP8ZERO_MEMORY_GRADIENTS] = zero >= 2 ? kept_gradients : gradients;
   memory[FP8ZERO_MEMORY_MASTER] = states * f->master;
   memory[FP8ZERO_MEMORY_EXP_AVG] = states * f->exp_avg;
   memory[FP8ZERO_MEMORY_EXP_AVG_SQ] = states * f->exp_avg_sq;
@@ -562,10 +572,9 @@ static int64_t workspace_bytes(shape *s, const stage_plan *stage, int last) {
     // With the FP32 sum of this rank's part.
     const int64_t part = bucket / f->gradient[LINEAR] / s->options.data_parallel * FP32_BYTES;
     bytes = plus(s, bytes, BUCKETS_IN_FLIGHT * (bucket + part));
-    // Gathered weights of a layer, and of the next.
+    // Gathered weights of a layer, and of the next; gradients of a layer, and of one on the way to its owners.
     if (s->options.zero_stage == 3) bytes = plus(s, bytes, times(s, 2, bytes_of(stage->layer, f->weight)));
-    // Gradients of a layer on their way to their owners.
-    if (s->options.zero_stage >= 2) bytes = plus(s, bytes, bytes_of(stage->layer, f->gradient));
+    if (s->options.zero_stage >= 2) bytes = plus(s, bytes, times(s, 2, bytes_of(stage->layer, f->gradient)));
   }
   return bytes;
 }

@@ -93,12 +93,8 @@ static void find_owned(const fp8zero_plan_options *o, const reference_list *list
   int64_t total = 0;
   int64_t position = 0;
   for (int i = 0; i < list->count; i++) {
-    const reference_tensor *x = &list->tensors[i];
-    int64_t size = state_sizes(o)[0] + state_sizes(o)[1] + state_sizes(o)[2];
-    if (o->zero_stage > 1) size += gradient_size(o, x);
-    if (o->zero_stage > 2) size += weight_size(o, x);
-    sizes[i] = size * x->elements;
-    total += x->elements;
+    sizes[i] = (state_sizes(o)[0] + state_sizes(o)[1] + state_sizes(o)[2]) * list->tensors[i].elements;
+    total += list->tensors[i].elements;
   }
   assert_ok(fp8zero_partition(list->count, sizes, o->data_parallel, owners, NULL));
   for (int i = 0; i < list->count; i++) {
@@ -257,12 +253,14 @@ static reference_rank rank_of(const fp8zero_plan_model *m, const fp8zero_plan_op
     const int64_t weight = weight_size(o, x);
     const int64_t gradient = gradient_size(o, x);
     r.memory[FP8ZERO_MEMORY_WEIGHTS] += weight * (o->zero_stage == 3 ? owned[i] : x->elements);
-    r.memory[FP8ZERO_MEMORY_GRADIENTS] += gradient * (o->zero_stage >= 2 ? owned[i] : x->elements);
+    // Several passes are added up in FP32 where only the owner has the sum.
+    const int64_t kept = o->micro_batches > 1 ? 4 : gradient;
+    r.memory[FP8ZERO_MEMORY_GRADIENTS] += o->zero_stage >= 2 ? kept * owned[i] : gradient * x->elements;
     for (int state = 0; state < 3; state++) {
       r.memory[FP8ZERO_MEMORY_MASTER + state] += state_sizes(o)[state] * owned[i];
       if (o->zero_stage > 0) r.distributed += state_sizes(o)[state] * owned[i];
     }
-    if (o->zero_stage > 1) r.distributed += gradient * owned[i];
+    if (o->zero_stage > 1) r.distributed += kept * owned[i];
     if (o->zero_stage > 2) r.distributed += weight * owned[i];
     if (owned[i] > 0) r.memory[FP8ZERO_MEMORY_SCALES] += 236 + 48 * ((owned[i] + 16383) / 16384);
     scaled += x->linear;
@@ -335,7 +333,7 @@ static void compare(const fp8zero_plan_model *m, const fp8zero_plan_options *o) 
   for (int k = 0; k < FP8ZERO_MEMORY_WORKSPACE; k++)
     assert_spread(fp8zero_memory_class_name((fp8zero_memory_class)k), &plan.memory[k], &memory[k], ranks);
   for (int k = 0; k < FP8ZERO_TRAFFIC_KINDS; k++)
-    assert_spread(fp8zero_traffic_name((fp8zero_traffic)k), &plan.traffic[k], &traffic[k], ranks);
+    assert_spread(fp8zero_traffic_kind_name((fp8zero_traffic_kind)k), &plan.traffic[k], &traffic[k], ranks);
   assert_spread("traffic", &plan.traffic_total, &sent, ranks);
   assert_spread("distributed", &plan.distributed, &distributed, ranks);
   // One stage: the same workspace everywhere.
@@ -528,8 +526,8 @@ static void names(void **unused) {
   assert_string_equal(fp8zero_precision_name((fp8zero_precision)-1), "unknown");
   assert_string_equal(fp8zero_memory_class_name(FP8ZERO_MEMORY_WORKSPACE), "workspace");
   assert_string_equal(fp8zero_memory_class_name(FP8ZERO_MEMORY_CLASSES), "unknown");
-  assert_string_equal(fp8zero_traffic_name(FP8ZERO_TRAFFIC_PIPELINE), "pipeline");
-  assert_string_equal(fp8zero_traffic_name(FP8ZERO_TRAFFIC_KINDS), "unknown");
+  assert_string_equal(fp8zero_traffic_kind_name(FP8ZERO_TRAFFIC_PIPELINE), "pipeline");
+  assert_string_equal(fp8zero_traffic_kind_name(FP8ZERO_TRAFFIC_KINDS), "unknown");
 }
 
 static void defaults(void **unused) {

@@ -140,7 +140,7 @@ static void put_result(FILE *stream, const fp8zero_plan_result *result, const ch
   fprintf(stream, "},\n%s  \"traffic\": {", indentation);
   for (int i = 0; i < FP8ZERO_TRAFFIC_KINDS; i++) {
     fprintf(stream, "%s\n%s    ", i ? "," : "", indentation);
-    put_spread(stream, "", fp8zero_traffic_name((fp8zero_traffic)i), &result->traffic[i]);
+    put_spread(stream, "", fp8zero_traffic_kind_name((fp8zero_traffic_kind)i), &result->traffic[i]);
   }
   fprintf(stream, ",\n%s    ", indentation);
   put_spread(stream, "", "total", &result->traffic_total);

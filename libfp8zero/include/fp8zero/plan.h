@@ -95,7 +95,7 @@ static inline fp8zero_plan_model fp8zero_plan_model_default(void) {
 
 /** How what ZeRO distributes is cut. */
 typedef enum fp8zero_distribution {
-  /** Whole tensors, by fp8zero_partition() (FP8-LM, section 2.3). */
+  /** Whole tensors, by fp8zero_partition() over the bytes of their states (FP8-LM, section 2.3). */
   FP8ZERO_WHOLE_TENSORS = 0,
   /** Equal parts of their concatenation, by fp8zero_partition_elements(). */
   FP8ZERO_ELEMENTS = 1
@@ -148,6 +148,7 @@ static inline fp8zero_plan_options fp8zero_plan_options_default(void) {
 /** Classes of memory. The first five are exact; activations are exactly libfp8gpt's on one rank. */
 typedef enum fp8zero_memory_class {
   FP8ZERO_MEMORY_WEIGHTS = 0,
+  /** With several passes and stages 2 and 3 of ZeRO, the owner's sums in FP32. */
   FP8ZERO_MEMORY_GRADIENTS = 1,
   FP8ZERO_MEMORY_MASTER = 2,
   FP8ZERO_MEMORY_EXP_AVG = 3,
@@ -167,7 +168,7 @@ FP8ZERO_API const char *fp8zero_memory_class_name(fp8zero_memory_class memory_cl
 
 /** Kinds of traffic. Each rank's own bytes, sent; it receives as many on average. Messages of scales, counts and losses
  * (a few bytes a tensor or step) are left out. */
-typedef enum fp8zero_traffic {
+typedef enum fp8zero_traffic_kind {
   /** Of the data-parallel group: gradients, reduced and, without ZeRO, gathered again. */
   FP8ZERO_TRAFFIC_GRADIENTS = 0,
   /** Of the data-parallel group: weights that ZeRO gathers. */
@@ -179,10 +180,10 @@ typedef enum fp8zero_traffic {
   /** Between stages: activations and their gradients, and the gradient of a tied embedding. */
   FP8ZERO_TRAFFIC_PIPELINE = 4,
   FP8ZERO_TRAFFIC_KINDS = 5
-} fp8zero_traffic;
+} fp8zero_traffic_kind;
 
 /** "gradients", "weights", "tensor_gather", "tensor_reduce", "pipeline"; "unknown" outside the enum. Thread-safe. */
-FP8ZERO_API const char *fp8zero_traffic_name(fp8zero_traffic traffic);
+FP8ZERO_API const char *fp8zero_traffic_kind_name(fp8zero_traffic_kind kind);
 
 /** Bytes of the ranks. */
 typedef struct fp8zero_spread {
@@ -219,8 +220,8 @@ typedef struct fp8zero_plan_result {
  * On one rank weights and gradients are exactly those of fp8gpt_memory_report(), states those of
  * fp8optim_adamw_memory(), and activations those of fp8gpt_memory_report() too (alignment to 256 bytes included).
  *
- * O(tensors log tensors + data_parallel + pipeline_parallel) time; 64 bytes of scratch memory a tensor of a stage and a
- * data-parallel rank at most.
+ * O(tensors log tensors + data_parallel + pipeline_parallel) time; 96 bytes of scratch memory for each tensor of a
+ * stage and each data-parallel rank at most.
  *
  * \param options NULL for the defaults.
  * \param result receives the plan; untouched on any error.
