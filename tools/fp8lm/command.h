@@ -68,6 +68,9 @@ int fp8lm_data(int argc, char **argv);
 int fp8lm_inspect(int argc, char **argv);
 int fp8lm_report(int argc, char **argv);
 
+/** Of builds with libfp8zero and libfp8gpt (FP8LM_HAVE_PLAN). */
+int fp8lm_plan(int argc, char **argv);
+
 /** Of builds with libfp8optim and libfp8gpt (FP8LM_HAVE_TRAIN). */
 int fp8lm_generate(int argc, char **argv);
 int fp8lm_train(int argc, char **argv);

@@ -16,6 +16,9 @@ static const fp8lm_command commands[] = {
   {"generate", "continue a text with a trained model", fp8lm_generate},
 #endif
   {"inspect", "show what quantisation does to the tensors of a file", fp8lm_inspect},
+#if defined(FP8LM_HAVE_PLAN)
+  {"plan", "compute memory and traffic of training on many ranks", fp8lm_plan},
+#endif
   {"report", "write a page that shows training runs beside each other", fp8lm_report},
 #if defined(FP8LM_HAVE_TRAIN)
   {"train", "train a GPT model", fp8lm_train},
