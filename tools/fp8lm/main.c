@@ -10,6 +10,9 @@
 static int help(int argc, char **argv);
 
 static const fp8lm_command commands[] = {
+#if defined(FP8LM_HAVE_ABLATE)
+  {"ablate", "show what a part of the method is good for", fp8lm_ablate},
+#endif
   {"bench", "measure kernels beside the machine's own limits", fp8lm_bench},
   {"data", "make training data: tokenize text, train a BPE", fp8lm_data},
 #if defined(FP8LM_HAVE_TRAIN)
@@ -47,7 +50,10 @@ static int help(int argc, char **argv) {
     return FP8LM_EXIT_SUCCESS;
   }
   // Of the commands, these have others below them.
-  const int most = strcmp(argv[1], "bench") == 0 || strcmp(argv[1], "data") == 0 ? 3 : 2;
+  static const char *const groups[] = {"ablate", "bench", "data"};
+  int most = 2;
+  for (size_t i = 0; i < sizeof(groups) / sizeof(*groups); i++)
+    if (strcmp(argv[1], groups[i]) == 0) most = 3;
   if (argc > most)
     return fp8lm_complain(FP8LM_EXIT_USAGE, "fp8lm help", "unexpected argument '%s'; see 'fp8lm --help'", argv[most]);
   // "help bench core" runs "bench core --help".
