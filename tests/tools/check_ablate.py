@@ -24,7 +24,7 @@ MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2
          "--threads", "1"]
 RANKS = 4
 SHORT = ["--ranks", RANKS, "--train-iters", "8", "--ablate-steps", "6", "--measure-steps", "2", "--lr-warmup-iters", "0"]
-ONE = ["--ranks", RANKS, "--train-iters", "1", "--ablate-steps", "1", "--measure-steps", "1"]
+ONE = ["--ranks", RANKS, "--train-iters", "1", "--ablate-steps", "1"]
 WORDS = "the sun rose over a quiet hill and all who saw it sang of bread water stone light and rain".split()
 COUNTS = ["saturated_in_cast", "saturated_in_sum", "flushed_to_zero", "lost", "at_maximum"]
 

@@ -61,7 +61,8 @@ static const fp8lm_train_option own_options[] = {
   {NULL, NULL, "Ablation"},
   {"ranks", "N", "data-parallel ranks, 2 to 1024 (default 128)"},
   {"ablate-steps", "N", "steps that are reduced, the last ones of the run, in which mu adapts (default 16)"},
-  {"measure-steps", "N", "steps of which the figures are, the last ones of these (default 4)"},
+  {"measure-steps", "N",
+   "steps of which the figures are, the last ones of these (default 4, or all if they are fewer)"},
   {"wire-dtype", "NAME", "of the codes: e4m3 (default) or e5m2"},
   {"saturation-threshold", "X", "share of values that saturate above which mu is reduced (default 1e-5, the paper's)"},
   {"backoff", "X", "by what it is multiplied then (default 0.5)"},
@@ -134,6 +135,7 @@ static int check_settings(run *now) {
   if (settings->device != FP8LM_TRAIN_CPU)
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
                           "\"device\" is cuda, expected cpu: gradients are reduced in host memory");
+  if (own->measured_steps == 0) own->measured_steps = own->steps < 4 ? own->steps : 4;
   if (own->measured_steps > own->steps)
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
                           "--measure-steps is %" PRId64 ", expected at most --ablate-steps, %" PRId64,
@@ -672,7 +674,6 @@ static int ablate(run *now) {
 int fp8lm_ablate_allreduce(int argc, char **argv) {
   run now = {.own = {.ranks = 128,
                      .steps = 16,
-                     .measured_steps = 4,
                      .gradient = fp8comm_gradient_options_default(),
                      .title = "Scaling of the FP8 gradient all-reduce"}};
   const fp8lm_train_variant variant = {.usage = usage,
