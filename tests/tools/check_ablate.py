@@ -307,6 +307,10 @@ class Ablate(unittest.TestCase):
             for text in ("--save DIR", "--tensorboard-dir", "--device", "--global-batch-size", "--eval-iters"):
                 self.assertNotIn(text, out)
             self.assertLessEqual(max(map(len, out.splitlines())), 120)
+            listed = run("ablate", "allreduce", "--nonsense")[2].split("options are ")[1].split(";")[0].split(", ")
+            self.assertGreater(len(listed), 40)
+            for option in listed:
+                self.assertRegex(out, r"\n  %s\b" % option)
         self.assertIn("allreduce", run("ablate", "--help")[1])
         self.assertIn("ablate ", run("--help")[1])
         code, _, message = run("ablate")
