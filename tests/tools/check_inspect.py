@@ -18,14 +18,16 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import formats  # noqa: E402
 
 FP8LM = sys.argv[1]
-# More come with the libraries that they need.
-COMMANDS = "bench, data, "
 SLOW = "--slow" in sys.argv
 
 
 def run(*arguments, cwd=None):
     done = subprocess.run([FP8LM, *arguments], capture_output=True, cwd=cwd, timeout=600)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+# More come with the libraries that they need.
+COMMANDS = ("ablate, " if "\n  ablate " in run("--help")[1] else "") + "bench, data, "
 
 
 def safetensors(header, data=b"", length=None):

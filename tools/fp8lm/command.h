@@ -75,4 +75,8 @@ int fp8lm_plan(int argc, char **argv);
 int fp8lm_generate(int argc, char **argv);
 int fp8lm_train(int argc, char **argv);
 
+/** Of builds with these and libfp8comm (FP8LM_HAVE_ABLATE). */
+int fp8lm_ablate(int argc, char **argv);
+int fp8lm_ablate_allreduce(int argc, char **argv);
+
 #endif

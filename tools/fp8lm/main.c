@@ -10,13 +10,16 @@
 static int help(int argc, char **argv);
 
 static const fp8lm_command commands[] = {
+#if defined(FP8LM_HAVE_TRAIN)
+  {"ablate", "show what a part of the method is good for", fp8lm_ablate},
+#endif
   {"bench", "measure kernels beside the machine's own limits", fp8lm_bench},
   {"data", "make training data: tokenize text, train a BPE", fp8lm_data},
 #if defined(FP8LM_HAVE_TRAIN)
   {"generate", "continue a text with a trained model", fp8lm_generate},
 #endif
   {"inspect", "show what quantisation does to the tensors of a file", fp8lm_inspect},
-#if defined(FP8LM_HAVE_PLAN)
+#if defined(FP8LM_HAVE_TRAIN)
   {"plan", "compute memory and traffic of training on many ranks", fp8lm_plan},
 #endif
   {"report", "write a page that shows training runs beside each other", fp8lm_report},
@@ -50,7 +53,10 @@ static int help(int argc, char **argv) {
     return FP8LM_EXIT_SUCCESS;
   }
   // Of the commands, these have others below them.
-  const int most = strcmp(argv[1], "bench") == 0 || strcmp(argv[1], "data") == 0 ? 3 : 2;
+  static const char *const groups[] = {"ablate", "bench", "data"};
+  int most = 2;
+  for (size_t i = 0; i < sizeof(groups) / sizeof(*groups); i++)
+    if (strcmp(argv[1], groups[i]) == 0) most = 3;
   if (argc > most)
     return fp8lm_complain(FP8LM_EXIT_USAGE, "fp8lm help", "unexpected argument '%s'; see 'fp8lm --help'", argv[most]);
   // "help bench core" runs "bench core --help".

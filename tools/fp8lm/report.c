@@ -1,13 +1,11 @@
 // fp8lm report: one page of several runs beside each other.
-#include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "command.h"
+#include "replacement.h"
 #include "report_page.h"
 
 #define PREFIX "fp8lm report"
@@ -148,80 +146,17 @@ static int cannot_write(const char *path, const char *reason) {
   return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "cannot write %s: %s", path, reason);
 }
 
-// The file that is being written, for signals that end the program; NULL: none.
-static const char *volatile unfinished;
-
-static void end_by_signal(int signal_number) {
-  const char *path = unfinished;
-  if (path) (void)unlink(path);
-  // Its handler is the default one by now.
-  (void)raise(signal_number);
-}
-
-static void catch_signals(void) {
-  static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
-  for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++) {
-    struct sigaction action;
-    // One that is ignored, as nohup does, stays so.
-    if (sigaction(ends[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN) continue;
-    memset(&action, 0, sizeof(action));
-    action.sa_handler = end_by_signal;
-    action.sa_flags = (int)SA_RESETHAND;
-    (void)sigaction(ends[i], &action, NULL);
-  }
-}
-
-// mkstemp(), with no moment at which a signal would leave the file behind.
-static int create_temporary(char *path) {
-  sigset_t all;
-  sigset_t before;
-  (void)sigfillset(&all);
-  (void)sigprocmask(SIG_BLOCK, &all, &before);
-  const int descriptor = mkstemp(path);
-  const int reason = errno;
-  if (descriptor >= 0) unfinished = path;
-  (void)sigprocmask(SIG_SETMASK, &before, NULL);
-  errno = reason;
-  return descriptor;
-}
-
 static int write_file(const report_settings *settings, const fp8lm_report_run *runs, size_t count) {
   const char *path = settings->output;
-  struct stat information;
-  if (stat(path, &information) == 0 && !S_ISREG(information.st_mode)) {
-    return cannot_write(path, S_ISDIR(information.st_mode) ? "is a directory, expected a file"
-                                                           : "is a pipe, socket or device, expected a file");
-  }
-  char *temporary;
-  if (asprintf(&temporary, "%s.XXXXXX", path) < 0) return cannot_write(path, "no memory for its name");
-  catch_signals();
-  const int descriptor = create_temporary(temporary);
-  FILE *stream = descriptor < 0 ? NULL : fdopen(descriptor, "w");
-  int result = FP8LM_EXIT_SUCCESS;
-  if (!stream) {
-    result = cannot_write(path, strerror(errno));
-    if (descriptor >= 0) (void)close(descriptor);
-  } else {
-    const mode_t mask = umask(0);
-    (void)umask(mask);
-    if (fp8lm_report_write(stream, runs, count, &settings->page) != FP8CORE_OK) {
-      result = cannot_write(path, fp8core_last_error());
-    } else {
-      errno = EIO;
-      if (fflush(stream) != 0 || ferror(stream) || fchmod(descriptor, 0666 & ~mask) != 0 || fsync(descriptor) != 0)
-        result = cannot_write(path, strerror(errno));
-    }
-    if (fclose(stream) != 0 && result == FP8LM_EXIT_SUCCESS) result = cannot_write(path, strerror(errno));
-    if (result == FP8LM_EXIT_SUCCESS && rename(temporary, path) != 0) result = cannot_write(path, strerror(errno));
-  }
-  if (result != FP8LM_EXIT_SUCCESS && descriptor >= 0) (void)unlink(temporary);
-  unfinished = NULL;
-  free(temporary);
-  if (result == FP8LM_EXIT_SUCCESS) {
-    fp8lm_print_text(stdout, path);
-    printf(": %zu run%s\n", count, count == 1 ? "" : "s");
-  }
-  return result;
+  fp8lm_replacement file;
+  if (fp8lm_replacement_open(&file, path) != FP8CORE_OK) return cannot_write(path, fp8core_last_error());
+  fp8core_status status = fp8lm_report_write(file.stream, runs, count, &settings->page);
+  if (status == FP8CORE_OK) status = fp8lm_replacement_commit(&file);
+  fp8lm_replacement_discard(&file);
+  if (status != FP8CORE_OK) return cannot_write(path, fp8core_last_error());
+  fp8lm_print_text(stdout, path);
+  printf(": %zu run%s\n", count, count == 1 ? "" : "s");
+  return FP8LM_EXIT_SUCCESS;
 }
 
 static int write_page(const report_settings *settings, const fp8lm_report_run *runs, size_t count) {

@@ -51,6 +51,7 @@
     if (best === null) return;
     const left = position(data.x, best, 0);
     for (const other of charts) {
+      if (other.data.name !== data.name) continue;
       const x = position(other.data.x, best, 0);
       other.cross.setAttribute("d", `M${x} ${other.data.y[2]}V${other.data.y[3]}`);
     }
@@ -72,7 +73,7 @@
     }
     const table = element("table");
     const head = element("tr");
-    head.append(element("th", "step " + best.toLocaleString("en")));
+    head.append(element("th", (data.name ?? "step") + " " + best.toLocaleString("en")));
     const used = kinds.filter((kind) => [...rows.values()].some((row) => kind in row));
     for (const kind of used) head.append(element("th", kinds.length > 1 ? kind : ""));
     const thead = element("thead");

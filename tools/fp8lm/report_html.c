@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "report_assets.h"
 #include "utf8.h"
 
 void fp8lm_html_text(FILE *stream, const char *text) {
@@ -39,6 +40,39 @@ void fp8lm_html_bytes(FILE *stream, double bytes) {
     unit++;
   }
   fprintf(stream, unit ? "%.2f&nbsp;%s" : "%.0f&nbsp;%s", bytes, units[unit]);
+}
+
+void fp8lm_html_begin(FILE *stream, const char *title) {
+  fputs(
+    "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+    "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src "
+    "'unsafe-inline'\">\n<title>",
+    stream);
+  fp8lm_html_text(stream, title);
+  fputs("</title>\n<style>\n", stream);
+  fputs(report_css, stream);
+  fputs("</style>\n</head>\n<body>\n<header><h1>", stream);
+  fp8lm_html_text(stream, title);
+  fputs("</h1></header>\n", stream);
+}
+
+void fp8lm_html_end(FILE *stream, const char *command) {
+  fprintf(stream, "<footer>%s %s</footer>\n<div id=\"tip\" role=\"status\" hidden></div>\n<script>\n", command,
+          FP8LM_VERSION);
+  fputs(report_js, stream);
+  fputs("</script>\n</body>\n</html>\n", stream);
+}
+
+void fp8lm_html_run_button(FILE *stream, size_t run, const char *name) {
+  fprintf(stream, "<button type=\"button\" data-run=\"%zu\" aria-pressed=\"true\" title=\"Hide or show this run\">",
+          run);
+  fprintf(stream,
+          "<svg class=\"swatch c%zu d%zu\" viewBox=\"0 0 26 10\" aria-hidden=\"true\"><path class=\"line\" d=\"M1 "
+          "5H25\"/></svg><span>",
+          run % FP8LM_RUN_COLOURS, fp8lm_run_dash(run));
+  fp8lm_html_text(stream, name);
+  fputs("</span></button>", stream);
 }
 
 // Thinning ------------------------------------------------------------------------------------------------------------
@@ -347,6 +381,7 @@ static void put_numbers(FILE *stream, const double *values, size_t count, int di
 static void put_values(FILE *stream, const fp8lm_chart *chart, const points *kept, const axis *x, const axis *y) {
   fprintf(stream, "<script type=\"application/json\">{\"x\":[%.17g,%.17g,%g,%g],\"y\":[%.17g,%.17g,%g,%g],\"log\":%d,",
           x->low, x->high, x->from, x->to, y->low, y->high, y->from, y->to, y->logarithmic);
+  if (chart->step_name) fprintf(stream, "\"name\":\"%s\",", chart->step_name);
   fprintf(stream, "\"percent\":%d,\"series\":[", chart->percent != 0);
   for (size_t i = 0; i < chart->count; i++) {
     fprintf(stream, "%s{\"run\":%zu,\"kind\":\"%s\",\"x\":", i ? "," : "", chart->series[i].run, chart->series[i].kind);
@@ -381,8 +416,8 @@ int fp8lm_html_chart(FILE *stream, const fp8lm_chart *chart) {
     if (chart->note) fprintf(stream, " <span>%s</span>", chart->note);
     fprintf(stream,
             "</figcaption>\n<div class=\"scroll\"><svg viewBox=\"0 0 %g %g\" role=\"img\" tabindex=\"0\" "
-            "aria-label=\"%s over steps, ",
-            width, height, chart->title);
+            "aria-label=\"%s over %ss, ",
+            width, height, chart->title, chart->step_name ? chart->step_name : "step");
     fprintf(stream, "from %.6g to %.6g; arrow keys read values\">", y.low, y.high);
     put_axes(stream, chart, &x, &y);
     for (size_t i = 0; i < chart->count; i++) {

@@ -18,6 +18,13 @@ void fp8lm_html_count(FILE *stream, double value);
 /** Writes bytes in the largest binary unit that leaves a whole part. */
 void fp8lm_html_bytes(FILE *stream, double bytes);
 
+/** Writes the page as far as its title, with style; and its end, with the script, of the command \p command. */
+void fp8lm_html_begin(FILE *stream, const char *title);
+void fp8lm_html_end(FILE *stream, const char *command);
+
+/** Writes the button of the legend that hides and shows a run; all of them stand in one nav of the class legend. */
+void fp8lm_html_run_button(FILE *stream, size_t run, const char *name);
+
 /** Colours and dashes that runs are told apart by, as the classes c0, c1, ... and d0, d1, ... of the page. */
 enum { FP8LM_RUN_COLOURS = 6, FP8LM_RUN_DASHES = 4 };
 
@@ -53,6 +60,8 @@ typedef struct fp8lm_chart {
   int from_zero;
   /** Values are shares, shown in per cent. */
   int percent;
+  /** What the steps are, a name in the singular; NULL: "step". */
+  const char *step_name;
   double first_step;
   double last_step;
   const fp8lm_series *series;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "report_assets.h"
 #include "report_html.h"
 
 // A spike is a loss above the mean of the last thirty steps or so by a tenth of it and by eight mean deviations.
@@ -1125,28 +1124,9 @@ static void put_settings(page *p) {
 // The whole -----------------------------------------------------------------------------------------------------------
 
 static void put_head(page *p) {
-  put(
-    p,
-    "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-    "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src "
-    "'unsafe-inline'\">\n<title>");
-  put_text(p, p->options->title);
-  put(p, "</title>\n<style>\n");
-  put(p, report_css);
-  put(p, "</style>\n</head>\n<body>\n<header><h1>");
-  put_text(p, p->options->title);
-  put(p, "</h1></header>\n<nav class=\"legend\" aria-label=\"Runs\">");
-  for (size_t r = 0; r < p->count; r++) {
-    print(p, "<button type=\"button\" data-run=\"%zu\" aria-pressed=\"true\" title=\"Hide or show this run\">", r);
-    print(p,
-          "<svg class=\"swatch c%zu d%zu\" viewBox=\"0 0 26 10\" aria-hidden=\"true\"><path class=\"line\" d=\"M1 "
-          "5H25\"/></svg>",
-          r % FP8LM_RUN_COLOURS, fp8lm_run_dash(r));
-    put(p, "<span>");
-    put_text(p, p->runs[r].name);
-    put(p, "</span></button>");
-  }
+  fp8lm_html_begin(p->stream, p->options->title);
+  put(p, "<nav class=\"legend\" aria-label=\"Runs\">");
+  for (size_t r = 0; r < p->count; r++) fp8lm_html_run_button(p->stream, r, p->runs[r].name);
   if (p->smoothing > 0.0)
     put(p, "<button type=\"button\" id=\"raw\" aria-pressed=\"true\" title=\"Hide or show the loss of each step\">each "
            "step</button>");
@@ -1163,10 +1143,8 @@ static void put_page(page *p) {
   put_health(p);
   put_warnings(p);
   put_settings(p);
-  print(p, "</main>\n<footer>fp8lm report %s</footer>\n<div id=\"tip\" role=\"status\" hidden></div>\n<script>\n",
-        FP8LM_VERSION);
-  put(p, report_js);
-  put(p, "</script>\n</body>\n</html>\n");
+  put(p, "</main>\n");
+  fp8lm_html_end(p->stream, "fp8lm report");
 }
 
 fp8core_status fp8lm_report_write(FILE *stream, const fp8lm_report_run *runs, size_t count,

@@ -459,7 +459,45 @@ static void print_wrapped(const char *text, int column) {
   fputc('\n', stdout);
 }
 
-static void print_help(const char *prefix) {
+static int is_without(const fp8lm_train_variant *variant, const option_entry *entry) {
+  for (const char *const *name = variant ? variant->without : NULL; name && *name; name++)
+    if (strcmp(*name, entry->name) == 0) return 1;
+  return 0;
+}
+
+static void print_option(const char *left, const char *help) {
+  if (strlen(left) > 34)
+    printf("  %s\n%38s", left, "");
+  else
+    printf("  %-34s  ", left);
+  print_wrapped(help, 38);
+}
+
+static void print_options(const fp8lm_train_variant *variant) {
+  char left[64];
+  for (int i = 0; variant && i < variant->count; i++) {
+    const fp8lm_train_option *option = &variant->options[i];
+    if (!option->name) {
+      printf("\n%s:\n", option->help);
+      continue;
+    }
+    (void)snprintf(left, sizeof(left), "--%s %s", option->name, option->argument);
+    print_option(left, option->help);
+  }
+  for (int i = 0; i < ENTRIES; i++) {
+    if (!table[i].name) {
+      printf("\n%s:\n", table[i].help);
+      continue;
+    }
+    if (is_without(variant, &table[i])) continue;
+    (void)snprintf(left, sizeof(left), "--%s%s%s", table[i].name, table[i].argument ? " " : "",
+                   table[i].argument ? table[i].argument : "[=no]");
+    print_option(left, table[i].help);
+  }
+  print_option("--help", "print this text");
+}
+
+static void print_usage(const char *prefix) {
   printf(
     "Usage: %s --data-path PATH [OPTION]...\n"
     "\n"
@@ -468,27 +506,23 @@ static void print_help(const char *prefix) {
     "checkpoints from which a run continues bit for bit. SIGINT and SIGTERM end the run after the step in progress,\n"
     "with a checkpoint if there is --save.\n",
     prefix);
-  for (int i = 0; i < ENTRIES; i++) {
-    if (!table[i].name) {
-      printf("\n%s:\n", table[i].help);
-      continue;
-    }
-    char left[64];
-    (void)snprintf(left, sizeof(left), "--%s%s%s", table[i].name, table[i].argument ? " " : "",
-                   table[i].argument ? table[i].argument : "[=no]");
-    if (strlen(left) > 34)
-      printf("  %s\n%38s", left, "");
-    else
-      printf("  %-34s  ", left);
-    print_wrapped(table[i].help, 38);
-  }
-  printf("  --help                              print this text\n"
-         "\n"
+}
+
+static void print_help(const char *prefix, const fp8lm_train_variant *variant) {
+  if (variant)
+    fputs(variant->usage, stdout);
+  else
+    print_usage(prefix);
+  print_options(variant);
+  printf("\n"
          "Presets:");
   for (int i = 0; fp8gpt_config_preset_name(i); i++) printf("%s %s", i == 0 ? "" : ",", fp8gpt_config_preset_name(i));
+  fputs(".\n\n", stdout);
+  if (variant) {
+    fputs(variant->end, stdout);
+    return;
+  }
   printf(
-    ".\n"
-    "\n"
     "Exit codes: 0 success; 1 a failure at run time (data or a checkpoint that cannot be read or written, gradients\n"
     "that stay infinite, a device that is not there); 2 wrong usage; 130 the run was ended by SIGINT or SIGTERM\n"
     "(with --save, its checkpoint is written).\n");
@@ -555,8 +589,8 @@ static double shortest(float value) {
   return strtod(text, NULL);
 }
 
-// Fills what was not given from the preset and from what was.
-static fp8core_status complete(fp8lm_train_settings *settings, const unsigned char *given) {
+// Fills what was not given from the preset and from what was. \p micro_batch is a default, or 0.
+static fp8core_status complete(fp8lm_train_settings *settings, const unsigned char *given, int64_t micro_batch) {
   fp8gpt_config preset;
   const fp8core_status status = fp8gpt_config_preset(settings->preset, &preset);
   if (status != FP8CORE_OK) return status;
@@ -595,7 +629,8 @@ static fp8core_status complete(fp8lm_train_settings *settings, const unsigned ch
       is_given(given, "micro-batch-size")
         ? (batch + settings->micro_batch_size - 1) / settings->micro_batch_size * settings->micro_batch_size
         : batch;
-  FILL(micro_batch_size, "micro-batch-size", settings->global_batch_size % 8 == 0 ? 8 : settings->global_batch_size);
+  if (micro_batch == 0) micro_batch = settings->global_batch_size % 8 == 0 ? 8 : settings->global_batch_size;
+  FILL(micro_batch_size, "micro-batch-size", micro_batch);
   FILL(min_lr, "min-lr", settings->lr / 10.0);
   FILL(lr_warmup_iters, "lr-warmup-iters", smaller(1000, settings->train_iters / 10));
   FILL(lr_decay_iters, "lr-decay-iters", settings->train_iters);
@@ -761,11 +796,18 @@ typedef struct argument {
   const char *value;
 } argument;
 
-static int read_arguments(const char *prefix, int argc, char **argv, argument *arguments, int *count) {
-  struct option options[ENTRIES + 2];
+// Options of a variant's own are given to it at once.
+static int read_arguments(const char *prefix, int argc, char **argv, const fp8lm_train_variant *variant,
+                          argument *arguments, int *count) {
+  struct option options[ENTRIES + FP8LM_TRAIN_VARIANT_OPTIONS + 2];
   int used = 0;
+  for (int i = 0; variant && i < variant->count; i++) {
+    if (!variant->options[i].name) continue;
+    const struct option option = {variant->options[i].name, required_argument, NULL, OPTION_BASE + ENTRIES + i};
+    options[used++] = option;
+  }
   for (int i = 0; i < ENTRIES; i++) {
-    if (!table[i].name) continue;
+    if (!table[i].name || is_without(variant, &table[i])) continue;
     const struct option option = {table[i].name, table[i].kind == FLAG ? optional_argument : required_argument, NULL,
                                   OPTION_BASE + i};
     options[used++] = option;
@@ -779,10 +821,15 @@ static int read_arguments(const char *prefix, int argc, char **argv, argument *a
     const int option = getopt_long(argc, argv, ":h", options, NULL);
     if (option == -1) break;
     if (option == 'h' || option == OPTION_HELP) {
-      print_help(prefix);
+      print_help(prefix, variant);
       return -1;
     }
     if (option < OPTION_BASE) return fp8lm_option_error(prefix, option, argv, options);
+    if (option >= OPTION_BASE + ENTRIES) {
+      const char *name = variant->options[option - OPTION_BASE - ENTRIES].name;
+      if (variant->set(variant->user_data, prefix, name, optarg) != 0) return FP8LM_EXIT_USAGE;
+      continue;
+    }
     arguments[*count].entry = &table[option - OPTION_BASE];
     arguments[(*count)++].value = optarg;
   }
@@ -834,11 +881,11 @@ static int apply(const char *prefix, const char *config, const argument *argumen
   return result;
 }
 
-static int parse(const char *prefix, int argc, char **argv, argument *arguments, fp8lm_train_settings *settings,
-                 fp8lm_train_settings *first, fp8lm_train_settings *saved) {
+static int parse(const char *prefix, int argc, char **argv, const fp8lm_train_variant *variant, argument *arguments,
+                 fp8lm_train_settings *settings, fp8lm_train_settings *first, fp8lm_train_settings *saved) {
   unsigned char given[ENTRIES] = {0};
   int count;
-  int result = read_arguments(prefix, argc, argv, arguments, &count);
+  int result = read_arguments(prefix, argc, argv, variant, arguments, &count);
   if (result != FP8LM_EXIT_SUCCESS) return result;
   const char *config = NULL;
   for (int i = 0; i < count; i++)
@@ -854,6 +901,10 @@ static int parse(const char *prefix, int argc, char **argv, argument *arguments,
   if (!first->load) {
     if (set_defaults(settings) != FP8CORE_OK)
       return fp8lm_complain(FP8LM_EXIT_FAILURE, prefix, "%s", fp8core_last_error());
+    if (variant) {
+      settings->precision = variant->precision;
+      settings->train_iters = variant->train_iters;
+    }
   } else {
     fp8lm_checkpoint_index index;
     fp8core_status status = fp8lm_checkpoint_open(first->load, &index);
@@ -883,18 +934,24 @@ static int parse(const char *prefix, int argc, char **argv, argument *arguments,
   first->load = NULL;
   settings->resume = first->resume;
   settings->micro_batch_size_given = is_given(given, "micro-batch-size");
-  if (!settings->load && complete(settings, given) != FP8CORE_OK)
+  const int64_t micro_batch = variant ? variant->micro_batch_size : 0;
+  if (!settings->load && complete(settings, given, micro_batch) != FP8CORE_OK)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--preset: %s", fp8core_last_error());
   if (settings->load && settings->preset && saved->preset) result = check_fixed(prefix, settings, saved);
   return result == FP8LM_EXIT_SUCCESS ? check(prefix, settings) : result;
 }
 
 int fp8lm_train_settings_parse(const char *prefix, int argc, char **argv, fp8lm_train_settings *settings) {
+  return fp8lm_train_settings_parse_variant(prefix, argc, argv, NULL, settings);
+}
+
+int fp8lm_train_settings_parse_variant(const char *prefix, int argc, char **argv, const fp8lm_train_variant *variant,
+                                       fp8lm_train_settings *settings) {
   fp8lm_train_settings first = fp8lm_train_settings_none();
   fp8lm_train_settings saved = fp8lm_train_settings_none();
   *settings = fp8lm_train_settings_none();
   argument *arguments = calloc((size_t)argc + 1, sizeof(*arguments));
-  const int result = arguments ? parse(prefix, argc, argv, arguments, settings, &first, &saved)
+  const int result = arguments ? parse(prefix, argc, argv, variant, arguments, settings, &first, &saved)
                                : fp8lm_complain(FP8LM_EXIT_FAILURE, prefix, "cannot allocate the list of options");
   free(arguments);
   fp8lm_train_settings_free(&first);

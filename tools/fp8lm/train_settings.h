@@ -128,6 +128,41 @@ void fp8lm_train_settings_free(fp8lm_train_settings *settings);
  */
 int fp8lm_train_settings_parse(const char *prefix, int argc, char **argv, fp8lm_train_settings *settings);
 
+/** An option that `fp8lm train` does not have. */
+typedef struct fp8lm_train_option {
+  /** NULL: a heading of the help, which is \p help. */
+  const char *name;
+  /** The value's name in the help. */
+  const char *argument;
+  const char *help;
+} fp8lm_train_option;
+
+/** Most options of a variant. */
+#define FP8LM_TRAIN_VARIANT_OPTIONS 32
+
+/** Another command that trains: where its command line differs from that of `fp8lm train`. */
+typedef struct fp8lm_train_variant {
+  /** What --help prints before and after the options. */
+  const char *usage;
+  const char *end;
+  /** Options of its own, which the help lists first. */
+  const fp8lm_train_option *options;
+  int count;
+  /** Names of options that its command line does not take; files of --config may have them. NULL is the last. */
+  const char *const *without;
+  /** Takes the value of an option of its own; non-zero after a message that it is wrong. */
+  int (*set)(void *user_data, const char *prefix, const char *name, const char *value);
+  void *user_data;
+  /** Defaults of --precision, --train-iters and --micro-batch-size. */
+  int64_t precision;
+  int64_t train_iters;
+  int64_t micro_batch_size;
+} fp8lm_train_variant;
+
+/** The same for the command line of another command. \p variant NULL: that of `fp8lm train`. */
+int fp8lm_train_settings_parse_variant(const char *prefix, int argc, char **argv, const fp8lm_train_variant *variant,
+                                       fp8lm_train_settings *settings);
+
 /**
  * Reads an object of stored options, as fp8lm_train_settings_write() writes it, all of which must be there.
  * FP8CORE_ERROR_CORRUPT_DATA for keys that are unknown, missing or twice there and values out of range.
