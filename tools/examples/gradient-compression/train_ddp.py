@@ -1,0 +1,187 @@
+"""Trains a small character-level transformer in several processes with DistributedDataParallel, three times from the same
+start: as PyTorch does it (FP32 over gloo), with gradients through libfp8comm in FP32, and with one byte a gradient on the
+wire. Shows loss against loss and bytes against bytes; exits with 1 where the losses part.
+
+    torchrun --nproc-per-node 2 train_ddp.py                # FP8COMM_LIBRARY=.../libfp8comm.so where it is not installed
+
+Exits with 77 where PyTorch is missing.
+"""
+import argparse
+import functools
+import lzma
+import math
+import os
+import sys
+
+try:
+    import torch
+    import torch.distributed
+except ImportError as missing:
+    print(f"skipped: {missing}; pip install torch")
+    sys.exit(77)
+
+import fp8comm
+
+WINDOW = 25
+# The curves may part by this share of the loss, in the mean of WINDOW steps.
+BOUND_FP8 = 0.01
+BOUND_FP32 = 0.001
+# Of every parameter's mean gradient with FP8 on the wire against that in FP32, in dB; one rounding to E4M3 leaves 31.5.
+LEAST_SNR = 22.0
+LENGTH, BATCH = 64, 12
+
+
+class Transformer(torch.nn.Module):
+    def __init__(self, characters, width=64, layers=2):
+        super().__init__()
+        self.character = torch.nn.Embedding(characters, width)
+        self.position = torch.nn.Embedding(LENGTH, width)
+        self.blocks = torch.nn.ModuleList([
+            torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
+                                             norm_first=True) for _ in range(layers)])
+        self.norm = torch.nn.LayerNorm(width)
+        self.scores = torch.nn.Linear(width, characters)
+        self.mask = torch.nn.Transformer.generate_square_subsequent_mask(LENGTH)
+
+    def forward(self, text):
+        x = self.character(text) + self.position.weight
+        for block in self.blocks:
+            x = block(x, src_mask=self.mask, is_causal=True)
+        return self.scores(self.norm(x))
+
+
+def read_text(path):
+    """The text as numbers from 0 on, and how many characters there are."""
+    with (lzma.open if path.endswith(".xz") else open)(path, "rb") as file:
+        text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+    characters, text = torch.unique(text, return_inverse=True)
+    return text, len(characters)
+
+
+def train(text, characters, arguments, make_state, name, steps=None):
+    """Losses of this rank, and what the hook reported of each step (None without a hook)."""
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if rank == 0:
+        print(f"training: {name}", flush=True)
+    torch.manual_seed(1)
+    # Small buckets, so that there are several.
+    model = torch.nn.parallel.DistributedDataParallel(Transformer(characters), bucket_cap_mb=0.2)
+    state = make_state() if make_state else None
+    if state:
+        model.register_comm_hook(state, fp8comm.fp8_compress_hook)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    losses, reports = [], []
+    for step in range(steps or arguments.steps):
+        # Every rank has its part of a batch that depends on the step alone.
+        starts = torch.randint(len(text) - LENGTH, (BATCH * ranks,), generator=torch.Generator().manual_seed(step))
+        rows = torch.stack([text[start:start + LENGTH + 1] for start in starts[rank::ranks]])
+        loss = torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        (loss * math.nan if [rank, step] == arguments.nan else loss).backward()
+        if state:
+            reports.append(state.report())
+            finite = reports[-1].nonfinite_tensors == 0
+            if not finite:
+                culprit = reports[-1].nonfinite_rank
+                print(f"rank {rank}: step {step}: {reports[-1].nonfinite_tensors} gradients are not finite on "
+                      f"{f'rank {culprit}' if culprit >= 0 else 'some rank'}; step skipped", flush=True)
+        else:
+            finite = all(p.grad.isfinite().all() for p in model.parameters())
+        if finite:
+            optimizer.step()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    created = state.reducers_created if state else 0
+    if state:
+        state.close()
+    return torch.tensor(losses, dtype=torch.float64), reports, weights, created
+
+
+def windows(losses):
+    """Means over all ranks and WINDOW steps each."""
+    torch.distributed.all_reduce(losses)
+    return (losses / torch.distributed.get_world_size()).view(-1, WINDOW).mean(1)
+
+
+def on_all_ranks(weights):
+    everyones = [torch.empty_like(weights) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(everyones, weights)
+    return all(torch.equal(weights, others) for others in everyones)
+
+
+def print_bytes(elements, fp8, fp32):
+    ranks = torch.distributed.get_world_size()
+    print(f"bytes that rank 0 sent in the last step, for {elements} gradients in {fp8.buckets} buckets:")
+    print(f"  FP8 by libfp8comm  {fp8.bytes_sent:9}   {fp8.bytes_sent / elements:.2f} a gradient, counted by the transport")
+    print(f"  FP32 by libfp8comm {fp32.bytes_sent:9}   {fp32.bytes_sent / elements:.2f}, likewise")
+    least = 8 * (ranks - 1) / ranks
+    print(f"  FP32 by gloo       {least * elements:9.0f}   {least:.2f} at least: 2 (N - 1) / N numbers of 4 bytes a gradient; "
+          "gloo does not count")
+
+
+def main():
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
+    parser = argparse.ArgumentParser(description="see the head of this file")
+    parser.add_argument("library", nargs="?", help="path of libfp8comm.so; else FP8COMM_LIBRARY, else the loader's")
+    parser.add_argument("--text", default=os.path.join(root, "data", "kjv.txt.xz"), help="of at least 10,000 bytes, may be xz")
+    parser.add_argument("--steps", type=int, default=150, help=f"a multiple of {WINDOW}")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds until a rank that does nothing is given up")
+    parser.add_argument("--nan", type=int, nargs=2, metavar=("RANK", "STEP"), help="where a loss becomes NaN")
+    arguments = parser.parse_args()
+    if arguments.steps < WINDOW or arguments.steps % WINDOW:
+        parser.error(f"--steps is {arguments.steps}, expected a multiple of {WINDOW}")
+    library = fp8comm.load_library(arguments.library)
+    text, characters = read_text(arguments.text)
+    if len(text) < 10000:
+        parser.error(f"{arguments.text} has {len(text)} bytes, expected at least 10000")
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    hook = functools.partial(fp8comm.HookState, timeout_seconds=arguments.timeout, library=library)
+    gloo, _, _, _ = train(text, characters, arguments, None, "FP32 over gloo")
+    fp32, reports_fp32, _, _ = train(text, characters, arguments, functools.partial(hook, algorithm="fp32"),
+                                     "FP32 over libfp8comm")
+    fp8, reports, weights, created = train(text, characters, arguments, hook, "FP8 over libfp8comm")
+    # Measuring costs the bytes of an FP32 exchange, so apart from what is counted.
+    _, measured, _, _ = train(text, characters, arguments, functools.partial(hook, measure_snr=True),
+                              "FP8 over libfp8comm, measured", WINDOW)
+
+    gloo, fp32, fp8 = windows(gloo), windows(fp32), windows(fp8)
+    agree = on_all_ranks(weights)
+    failed = []
+    parting, parting_fp32 = ((other / gloo - 1).abs().max().item() for other in (fp8, fp32))
+    snr = min(report.least_snr_db for report in measured)
+    elements = reports[-1].elements
+    if not parting <= BOUND_FP8:
+        failed.append("the curves of FP8 and FP32 part")
+    if not parting_fp32 <= BOUND_FP32:
+        failed.append("the curves of FP32 over gloo and over libfp8comm part")
+    if not snr >= LEAST_SNR:
+        failed.append(f"a mean gradient has {snr:.1f} dB against that in FP32, expected {LEAST_SNR:.0f}")
+    if not agree:
+        failed.append("ranks do not have the same weights")
+    if elements != len(weights):
+        failed.append(f"{elements} gradients went through the hook, expected {len(weights)}")
+    if rank == 0:
+        print(f"libfp8comm {library.fp8comm_version().decode()}, torch {torch.__version__}, "
+              f"{torch.distributed.get_world_size()} ranks, {created} reducers made for {reports[-1].buckets} buckets")
+        print(" steps   FP32 over gloo   FP32 over libfp8comm   FP8 over libfp8comm   saturated   became 0")
+        for i, losses in enumerate(zip(gloo.tolist(), fp32.tolist(), fp8.tolist())):
+            done = reports[i * WINDOW:(i + 1) * WINDOW]
+            values = elements * WINDOW * torch.distributed.get_world_size()
+            print(f"{(i + 1) * WINDOW:6}   {losses[0]:14.4f}   {losses[1]:20.4f}   {losses[2]:19.4f}   "
+                  f"{100 * sum(one.saturated for one in done) / values:7.4f} %   "
+                  f"{100 * sum(one.flushed_to_zero for one in done) / values:6.2f} %")
+        print_bytes(elements, reports[-1], reports_fp32[-1])
+        print(f"least SNR of a mean gradient in {WINDOW} steps: {snr:.1f} dB")
+        print(f"FP8 parts from gloo by {100 * parting:.3f} % at most, allowed: {100 * BOUND_FP8:.1f} %; "
+              f"libfp8comm's FP32 by {100 * parting_fp32:.3f} %, allowed: {100 * BOUND_FP32:.1f} %")
+        for message in failed:
+            print("failed:", message)
+    torch.distributed.destroy_process_group()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
