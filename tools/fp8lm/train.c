@@ -261,6 +261,12 @@ static int failed_step(run *now, int begun) {
   return result;
 }
 
+// What skipped the last steps, for messages.
+static const char *skip_reason(const run *now) {
+  return now->settings.spike_action == FP8LM_TRAIN_SPIKE_SKIP ? "gradients were not finite or the loss was a spike"
+                                                              : "gradients were not finite";
+}
+
 static int failed_validation(run *now) {
   (void)save(now);
   fp8lm_train_log_end(&now->log, &now->trainer, "error");
@@ -275,9 +281,23 @@ static void tell_skipped(const run *now) {
     (void)snprintf(text, sizeof(text), ": the last checkpoint is that of step %" PRId64, now->saved);
   else if (now->settings.save)
     (void)snprintf(text, sizeof(text), ": there is no checkpoint");
-  (void)fp8lm_complain(FP8LM_EXIT_SUCCESS, PREFIX,
-                       "the last %" PRId64 " step%s skipped, as the gradients were not finite%s", skipped,
-                       skipped == 1 ? " was" : "s were", text);
+  (void)fp8lm_complain(FP8LM_EXIT_SUCCESS, PREFIX, "the last %" PRId64 " step%s skipped, as the %s%s", skipped,
+                       skipped == 1 ? " was" : "s were", skip_reason(now), text);
+}
+
+// A step was not taken, as its loss is a spike.
+static int stop_before_spike(run *now, const fp8lm_step_result *spike) {
+  fp8lm_train_log_spike(&now->log, &now->trainer, spike);
+  const int result = save(now);
+  fp8lm_train_log_end(&now->log, &now->trainer, "spike");
+  tell_skipped(now);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
+  return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
+                        "the loss of step %" PRId64 ", %.4f, is a spike: the steps before had %.4f, with a deviation "
+                        "of %.4f; the run ends before it, as --spike-action is stop%s",
+                        now->trainer.step + 1, spike->loss, spike->mean, spike->deviation,
+                        now->settings.save ? "; --resume --spike-action skip passes over it, a lower --lr may help"
+                                           : ", without a checkpoint, as there is no --save");
 }
 
 static int train(run *now) {
@@ -285,25 +305,29 @@ static int train(run *now) {
   fp8lm_trainer *trainer = &now->trainer;
   const char *reason = "done";
   int result = FP8LM_EXIT_SUCCESS;
+  int exit_due = 0;
   while (trainer->step < settings->train_iters && !stop) {
     fp8lm_step_result done;
     const int observed = due(trainer->step + 1, settings->log_fp8_interval);
     if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed();
     if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK)
       return failed_step(now, done.begun);
+    if (done.stopped) return stop_before_spike(now, &done);
     fp8lm_train_log_step(&now->log, trainer, &done);
     if (trainer->skipped_in_a_row >= settings->max_skipped) {
       fp8lm_train_log_end(&now->log, trainer, "skipped");
       return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
-                            "%" PRId64 " steps in a row were skipped, as their gradients were not finite: the run has "
-                            "diverged; a lower --lr or more --lr-warmup-iters may help",
-                            trainer->skipped_in_a_row);
+                            "%" PRId64 " steps in a row were skipped, as the %s: the run has diverged; a lower --lr or "
+                            "more --lr-warmup-iters may help",
+                            trainer->skipped_in_a_row, skip_reason(now));
     }
     if (due(trainer->step, settings->eval_interval) && validate(now) != FP8LM_EXIT_SUCCESS)
       return failed_validation(now);
     if (due(trainer->step, settings->save_interval)) result = save(now);
     if (result != FP8LM_EXIT_SUCCESS) return result;
-    if (due(trainer->step, settings->exit_interval) && trainer->step < settings->train_iters) {
+    // After a skipped step nothing would be saved, and whatever continues the run would come to the same end for ever.
+    exit_due |= due(trainer->step, settings->exit_interval);
+    if (exit_due && trainer->skipped_in_a_row == 0 && trainer->step < settings->train_iters) {
       reason = "exit-interval";
       break;
     }

@@ -303,14 +303,29 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
   }
   if (result->skipped || result->spike) {
     end_bar(log);
+    // A spike of the trainer's own skipping has a finite loss, and its gradients were not looked at.
+    const int passed_over =
+      result->skipped && result->spike && isfinite(result->loss) && settings->spike_action == FP8LM_TRAIN_SPIKE_SKIP;
     if (result->skipped)
-      printf("step %" PRId64 ": skipped, as its gradients are not finite (%" PRId64 " so far, %" PRId64 " in a row)\n",
-             trainer->step, trainer->skipped_steps, trainer->skipped_in_a_row);
+      printf("step %" PRId64 ": skipped, as its %s (%" PRId64 " so far, %" PRId64 " in a row)\n", trainer->step,
+             passed_over ? "loss is a spike" : "gradients are not finite", trainer->skipped_steps,
+             trainer->skipped_in_a_row);
     if (result->spike)
       printf("step %" PRId64 ": the loss of %.4f is a spike: the steps before had %.4f, with a deviation of %.4f\n",
              trainer->step, plain(result->loss), result->mean, result->deviation);
   }
   print_step(log, trainer, result);
+}
+
+void fp8lm_train_log_spike(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result) {
+  end_bar(log);
+  if (!log->json) return;
+  begin(log->json, "spike");
+  put_integer(log->json, "step", trainer->step + 1);
+  put_real(log->json, "loss", result->loss);
+  put_real(log->json, "mean", result->mean);
+  put_real(log->json, "deviation", result->deviation);
+  finish(log->json);
 }
 
 void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *trainer, double loss, int64_t sequences,
