@@ -217,6 +217,8 @@ class Train(unittest.TestCase):
             self.assertGreater(entry["tokens_per_second"], 0)
             self.assertAlmostEqual(entry["clip_factor"], min(1, 0.5 / entry["grad_norm"]), delta=1e-3)
             self.assertFalse(entry["skipped"])
+            self.assertLessEqual(entry["mfu"] or 0, 1)
+        self.assertGreaterEqual(entries[-1]["peak_flops"], start["peak_flops"])
         records = events(self.path("logs"), "fp8")
         self.assertEqual([entry["step"] for entry in records], [5, 10])
         names = [tensor["name"] for tensor in records[0]["tensors"]]
@@ -256,7 +258,7 @@ class Train(unittest.TestCase):
         out, _ = self.train("--train-iters", "10", "--eval-interval", "0")
         lines = [line for line in out.splitlines() if line.startswith("step ")]
         self.assertEqual(len(lines), 2)
-        self.assertRegex(lines[1], r"^step 10/10  loss \d\.\d{4}  lr \S+  norm \S+  \d+ tokens/s .*left$")
+        self.assertRegex(lines[1], r"^step 10/10  loss \d\.\d{4}  lr \S+  norm \S+  \d+ tokens/s  (MFU \S+ % of the measured peak  )?\S+ left$")
         self.assertNotIn("\r", out)
 
     def test_config_file(self):

@@ -700,7 +700,7 @@ static void put_throughput(page *p) {
   put(p, "<section id=\"throughput\"><h2>Throughput</h2>\n<div class=\"charts\">\n");
   put_column_chart(p, FP8LM_LOG_TOKENS_PER_SECOND, 1, (fp8lm_chart){.title = "Tokens per second", .from_zero = 1});
   put_column_chart(p, FP8LM_LOG_MFU, 1,
-                   (fp8lm_chart){.title = "MFU", .note = "share of the machine’s peak", .from_zero = 1, .percent = 1});
+                   (fp8lm_chart){.title = "MFU", .note = "share of the machine’s measured peak", .from_zero = 1, .percent = 1});
   put(p, "</div></section>\n");
 }
 

@@ -15,7 +15,10 @@
 
 #define PREFIX "fp8lm train"
 
-#define PEAK_SECONDS 0.05
+// The peak is measured before the first step, and after a few of the next ones: the best of short times, some of which
+// another program may have had a part of.
+#define PEAK_SECONDS 0.02
+#define PEAK_STEPS 16
 
 static volatile sig_atomic_t stop;
 
@@ -170,12 +173,13 @@ static double product_rate(fp8core_context *context, fp8core_dtype dtype) {
     options.transpose_b = 1;
     double seconds = 0.0;
     fp8core_status status = fp8core_zero(context, memory, 3 * bytes);
-    // The first one chooses a kernel.
-    for (int i = 0; i < 2 && status == FP8CORE_OK; i++) {
+    // The first one chooses a kernel; the best of the others counts.
+    for (int i = 0; i < 4 && status == FP8CORE_OK; i++) {
       const double start = fp8lm_now();
       status = fp8core_gemm(context, &options, &matrices[0], &matrices[1], NULL, &matrices[2]);
       if (status == FP8CORE_OK) status = fp8core_context_synchronize(context);
-      seconds = fp8lm_now() - start;
+      const double taken = fp8lm_now() - start;
+      if (i == 1 || (i > 1 && taken < seconds)) seconds = taken;
     }
     (void)fp8core_free(context, memory);
     if (status != FP8CORE_OK) break;
@@ -195,6 +199,15 @@ static double measure_peak(const fp8lm_trainer *trainer) {
   for (int i = trainer->settings->precision == FP8GPT_FP32; i < 3; i++)
     if (fp8lm_peak_available(order[i])) return fp8lm_peak_rate(order[i], threads, PEAK_SECONDS);
   return 0.0;
+}
+
+// After steps 1, 2, 4 ... of this run: at different times of whatever else the machine does. Not on a GPU, whose memory
+// the run has now.
+static void measure_peak_again(run *now) {
+  const int64_t steps = now->log.all_steps;
+  if (now->settings.device == FP8LM_TRAIN_CUDA || steps > PEAK_STEPS || (steps & (steps - 1)) != 0) return;
+  const double peak = measure_peak(&now->trainer);
+  if (peak > now->log.peak) now->log.peak = peak;
 }
 
 static int begin(run *now) {
@@ -314,6 +327,7 @@ static int train(run *now) {
       return failed_step(now, done.begun);
     if (done.stopped) return stop_before_spike(now, &done);
     fp8lm_train_log_step(&now->log, trainer, &done);
+    measure_peak_again(now);
     if (trainer->skipped_in_a_row >= settings->max_skipped) {
       fp8lm_train_log_end(&now->log, trainer, "skipped");
       return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,

@@ -21,7 +21,7 @@ typedef struct fp8lm_train_log {
   /** The bar is on the line of the cursor. */
   int bar_shown;
   double bar_time;
-  /** Operations a second of the machine; 0: not known. */
+  /** Operations a second that the machine was seen to reach, so far; 0: not known. */
   double peak;
   double flops_per_token;
   /** Most resident bytes before the first step. */
