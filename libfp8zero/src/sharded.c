@@ -437,6 +437,14 @@ static fp8core_status check_none_held(const fp8zero_sharded *sharded, const char
   return FP8CORE_OK;
 }
 
+static fp8core_status check_reduced(const fp8zero_sharded *sharded) {
+  for (int p = 0; p < sharded->part_count; p++)
+    if (sharded->parts[p].reductions != sharded->options.micro_batches)
+      return fp8zero_invalid("part %d was reduced %d times in this step, expected micro_batches, %d", p,
+                             sharded->parts[p].reductions, sharded->options.micro_batches);
+  return FP8CORE_OK;
+}
+
 static fp8core_status check_step_options(const fp8optim_step_options *options) {
   if (!options) return FP8CORE_OK;
   if (options->size != sizeof(*options))
@@ -568,14 +576,25 @@ fp8core_status fp8zero_sharded_step(fp8zero_sharded *sharded, const fp8optim_ste
   FP8ZERO_TRY(check_step_options(options));
   FP8ZERO_TRY(check_published(sharded, "fp8zero_sharded_step"));
   FP8ZERO_TRY(check_none_held(sharded, "fp8zero_sharded_step"));
-  for (int p = 0; p < sharded->part_count; p++)
-    if (sharded->parts[p].reductions != sharded->options.micro_batches)
-      return fp8zero_invalid("part %d was reduced %d times in this step, expected micro_batches, %d", p,
-                             sharded->parts[p].reductions, sharded->options.micro_batches);
+  FP8ZERO_TRY(check_reduced(sharded));
   const uint64_t before = sent(sharded);
   FP8ZERO_TRY(count_sent(sharded, before, step(sharded, options, &found)));
   if (report) *report = found;
   return FP8CORE_OK;
+}
+
+static fp8core_status skip(fp8zero_sharded *sharded) {
+  FP8ZERO_TRY(finish_round(sharded));
+  end_step(sharded);
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8zero_sharded_skip(fp8zero_sharded *sharded) {
+  FP8ZERO_TRY(check_handle(sharded, "fp8zero_sharded_skip"));
+  FP8ZERO_TRY(check_none_held(sharded, "fp8zero_sharded_skip"));
+  FP8ZERO_TRY(check_reduced(sharded));
+  const uint64_t before = sent(sharded);
+  return count_sent(sharded, before, skip(sharded));
 }
 
 fp8core_status fp8zero_sharded_reduction(const fp8zero_sharded *sharded, fp8comm_gradient_result *result) {

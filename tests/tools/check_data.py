@@ -440,38 +440,60 @@ class Data(unittest.TestCase):
             text=b"x",
         )
         self.bad(1, "cannot make the folder", "train-bpe", "--output-folder", self.path("no", "out"), "-", text=b"x y")
-        for fraction in ("0", "0.5"):
-            os.symlink("/dev/full", self.path("out_train_000000.bin.tmp"))
-            self.bad_tokenize(
-                1,
-                "out_train_000000.bin.tmp: cannot write: No space left on device",
-                "--val-fraction",
-                fraction,
-                "-",
-                text=b"x" * 5000,
-            )
-        os.symlink("/dev/full", self.path("out.spool.tmp"))
-        self.bad_tokenize(
-            1, "out.spool.tmp: cannot write: No space left on device", "--val-fraction", "0.5", "-", text=b"x" * 5000
-        )
         os.mkdir(self.path("bpe"))
-        os.symlink("/dev/full", self.path("bpe", "merges.txt.tmp"))
         self.bad(
             1,
-            "merges.txt.tmp: cannot write: No space left",
+            "vocab.json.tmp: cannot write: File too large",
             "train-bpe",
             "--output-folder",
             self.path("bpe"),
             "-",
             text=b"ab ab",
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
         )
         self.assertEqual(os.listdir(self.path("bpe")), [])
+
+    def test_what_lies_at_temporary_names(self):
+        # Neither waited for, nor written to, nor removed, nor renamed.
+        os.mkdir(self.path("bpe"))
+        target = self.write("target", b"mine")
+        kinds = {
+            "is a pipe, socket or device, expected a regular file": os.mkfifo,
+            "is a symbolic link, expected a regular file": lambda path: os.symlink(target, path),
+            "is a directory, expected a regular file": os.mkdir,
+        }
+        tokenize = ["tokenize", "--val-fraction", "0.5", "--output-prefix", self.path("out"), "-"]
+        calls = {
+            "out_train_000000.bin.tmp": tokenize,
+            "out_val_000000.bin.tmp": tokenize,
+            "out.spool.tmp": tokenize,
+            "bpe/vocab.json.tmp": ["train-bpe", "--output-folder", self.path("bpe"), "-"],
+            "bpe/merges.txt.tmp": ["train-bpe", "--output-folder", self.path("bpe"), "-"],
+        }
+        for name, arguments in calls.items():
+            for expected, make in kinds.items():
+                with self.subTest(name=name, expected=expected):
+                    make(self.path(name))
+                    before = os.lstat(self.path(name))
+                    self.bad(1, "%s: %s" % (name, expected), *arguments, text=b"ab ab")
+                    after = os.lstat(self.path(name))
+                    self.assertEqual((before.st_ino, before.st_mode), (after.st_ino, after.st_mode))
+                    (os.rmdir if make is os.mkdir else os.unlink)(self.path(name))
+                    self.assertEqual(sorted(os.listdir(self.folder.name)), ["bpe", "target"])
+                    self.assertEqual(os.listdir(self.path("bpe")), [])
+        with open(target, "rb") as file:
+            self.assertEqual(file.read(), b"mine")
+        # What an interrupted run left is written over.
+        self.write("out_train_000000.bin.tmp", b"x" * 100000)
+        self.tokenize("-", text=b"after")
+        self.assertEqual(self.tokens(), [list(b"after")])
+        os.unlink(self.path("out_train_000000.bin"))
         # Several shards, of which a later one fails; those of before stay.
         self.tokenize("-", text=b"before", prefix="out")
-        os.symlink("/dev/full", self.path("out_train_000002.bin.tmp"))
+        os.mkfifo(self.path("out_train_000002.bin.tmp"))
         self.bad(
             1,
-            "out_train_000002.bin.tmp: cannot write",
+            "out_train_000002.bin.tmp: is a pipe, socket or device",
             "tokenize",
             "--overwrite",
             "--shard-size",
@@ -481,7 +503,8 @@ class Data(unittest.TestCase):
             "-",
             text=b"x" * 100,
         )
-        self.assertEqual(sorted(os.listdir(self.folder.name))[-1], "out_train_000000.bin")
+        os.unlink(self.path("out_train_000002.bin.tmp"))
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["bpe", "out_train_000000.bin", "target"])
         self.assertEqual(self.tokens(), [list(b"before")])
 
     def test_full_disk(self):

@@ -156,6 +156,7 @@ class Structure(Reports):
              "Underflow", "Fill"],
         )
         self.assertEqual(len(page.values()), len(titles))
+        self.assertIn("a step whose values have grown fills more than 1", self.source)
         # Every drawing has a name for those who don't see it, or is hidden from them.
         for svg in page.find("svg"):
             self.assertTrue(svg.get("aria-label") or svg.get("aria-hidden") == "true", svg)
@@ -349,6 +350,13 @@ class Escaping(Reports):
             file.write(line("step", step=1, loss=1))
         self.report(os.fsdecode(run))
         self.assertIn("a\\xff\\u001b", self.source)
+
+
+class Fill(Reports):
+    def test_without_it_nothing_is_explained(self):
+        self.report(self.run_folder("a", log().replace('"fill"', '"full"')))
+        self.assertIn("Saturation", self.source)
+        self.assertNotIn("fills more than 1", self.source)
 
 
 class Warnings(Reports):

@@ -158,6 +158,21 @@ class Train(unittest.TestCase):
                 self.assertEqual(code, 0, message)
                 shutil.rmtree(self.path("shape"))
 
+    def test_recomputation(self):
+        # By two names, and without an effect on anything but memory.
+        names = {"kept": [], "flag": ["--recompute-activations"], "granularity": ["--recompute-granularity", "full"],
+                 "off": ["--recompute-activations", "--recompute-granularity", "none"]}
+        for name, options in names.items():
+            self.train("--train-iters", "3", "--eval-interval", "0", "--save", "recompute-" + name, *options)
+        for one, other in (("kept", "off"), ("flag", "granularity")):
+            self.same_checkpoints(step(self.path("recompute-" + one), 3), step(self.path("recompute-" + other), 3))
+        starts = {name: events(self.path("recompute-" + name), "start")[0] for name in names}
+        self.assertEqual([start["options"]["recompute-activations"] for start in starts.values()],
+                         [False, True, True, False])
+        self.assertLess(starts["flag"]["memory"]["activations"], starts["kept"]["memory"]["activations"])
+        kept, flag = (checkpoint_files(step(self.path("recompute-" + name), 3)) for name in ("kept", "flag"))
+        self.assertTrue(kept["model.safetensors"] == flag["model.safetensors"])
+
     def test_threads_do_not_matter(self):
         for threads in ("1", "3"):
             # Nor does it matter whether FP8 tensors are recorded, at every third step here.
@@ -202,6 +217,8 @@ class Train(unittest.TestCase):
             self.assertGreater(entry["tokens_per_second"], 0)
             self.assertAlmostEqual(entry["clip_factor"], min(1, 0.5 / entry["grad_norm"]), delta=1e-3)
             self.assertFalse(entry["skipped"])
+            self.assertLessEqual(entry["mfu"] or 0, 1)
+        self.assertGreaterEqual(entries[-1]["peak_flops"], start["peak_flops"])
         records = events(self.path("logs"), "fp8")
         self.assertEqual([entry["step"] for entry in records], [5, 10])
         names = [tensor["name"] for tensor in records[0]["tensors"]]
@@ -241,7 +258,7 @@ class Train(unittest.TestCase):
         out, _ = self.train("--train-iters", "10", "--eval-interval", "0")
         lines = [line for line in out.splitlines() if line.startswith("step ")]
         self.assertEqual(len(lines), 2)
-        self.assertRegex(lines[1], r"^step 10/10  loss \d\.\d{4}  lr \S+  norm \S+  \d+ tokens/s .*left$")
+        self.assertRegex(lines[1], r"^step 10/10  loss \d\.\d{4}  lr \S+  norm \S+  \d+ tokens/s  (MFU \S+ % of the measured peak  )?\S+ left$")
         self.assertNotIn("\r", out)
 
     def test_config_file(self):
@@ -606,6 +623,95 @@ class Train(unittest.TestCase):
         self.assertGreater(count, 1)
         self.assertEqual(steps_of(self.path("diverging")), [4, 8, 12])
 
+    # Long enough for the losses to be flat over the 128 steps that are remembered; a handful of sequences is noise.
+    POISONED = ["--data-path", "poisoned", "--check-data=no", "--train-iters", "340", "--lr", "5e-3",
+                "--lr-decay-style", "constant", "--lr-warmup-iters", "10", "--eval-interval", "0",
+                "--save-interval", "0"]
+
+    def poison(self):
+        draw = random.Random(3)
+        data = bytearray(read(self.path("t_train_000000.bin")))
+        middle = 1024 + (len(data) - 1024) // 4 * 2
+        data[middle:middle + 260] = struct.pack("<130H", *(draw.randrange(256) for _ in range(130)))
+        write(self.path("poisoned_train_000000.bin"), data)
+        shutil.copy(self.path("t_val_000000.bin"), self.path("poisoned_val_000000.bin"))
+
+    def test_skipping_spikes(self):
+        self.poison()
+        self.train(*self.POISONED, "--save", "reporting")
+        reported = events(self.path("reporting"), "step")
+        first = next(entry["step"] for entry in reported if entry["spike"])
+        self.assertGreater(first, 130)
+        self.assertFalse(any(entry["skipped"] for entry in reported))
+        options = [*self.POISONED, "--spike-action", "skip"]
+        out, _ = self.train(*options, "--save", "skipping")
+        steps = events(self.path("skipping"), "step")
+        self.assertEqual([entry["loss"] for entry in steps[:first]], [entry["loss"] for entry in reported[:first]])
+        spikes = [entry["step"] for entry in steps if entry["spike"]]
+        self.assertEqual(spikes, [entry["step"] for entry in steps if entry["skipped"]])
+        self.assertEqual(spikes[0], first)
+        self.assertGreater(len(spikes), 1)
+        self.assertIsNone(steps[first - 1]["grad_norm"])
+        self.assertEqual(steps[-1]["skipped_steps"], len(spikes))
+        self.assertIn("step %d: skipped, as its loss is a spike (1 so far, 1 in a row)\nstep %d: the loss of %.4f is a spike"
+                      % (first, first, steps[first - 1]["loss"]), out)
+        self.assertNotEqual(steps[first]["loss"], reported[first]["loss"])
+        index = json.loads(read(os.path.join(step(self.path("skipping"), 340), "index.json")))
+        self.assertEqual((index["skipped_steps"], index["optimizer_steps"]), (len(spikes), 340 - len(spikes)))
+        # What the decision goes by is in checkpoints: it is the same after one right before, at, and after a spike. At
+        # it, the run goes on to the next step that it can save: a chain of jobs that end there would not get past it.
+        for end, saved in ((first - 1, first - 1), (first, first + 1), (spikes[1] - 1, spikes[1] - 1)):
+            with self.subTest(end=end):
+                self.train(*options, "--save", "chained", "--exit-interval", str(end))
+                self.assertEqual(steps_of(self.path("chained")), [saved])
+                self.assertEqual(events(self.path("chained"), "end")[0]["reason"], "exit-interval")
+                self.resume("--save", "chained", "--resume", "--check-data=no", "--save-interval", "0")
+                self.same_checkpoints(step(self.path("skipping"), 340), step(self.path("chained"), 340))
+                shutil.rmtree(self.path("chained"))
+        # Too many in a row, which a bar near the mean finds soon.
+        _, message = self.train("--train-iters", "200", "--lr", "0", "--spike-sigma", "0.1", "--spike-action", "skip",
+                                "--max-skipped", "2", "--eval-interval", "0", expect=1)
+        self.assertIn("2 steps in a row were skipped, as the gradients were not finite or the loss was a spike", message)
+
+    def test_stopping_before_spikes(self):
+        self.poison()
+        for recipe in ("delayed", "just-in-time"):
+            options = [*self.POISONED, "--spike-action", "stop", "--fp8-recipe", recipe]
+            out, message = self.train(*options, "--save", "stopping", expect=1)
+            spike, = events(self.path("stopping"), "spike")
+            before = spike["step"] - 1
+            self.assertEqual(events(self.path("stopping"), "step")[-1]["step"], before)
+            self.assertEqual(events(self.path("stopping"), "end")[0]["reason"], "spike")
+            self.assertEqual(steps_of(self.path("stopping")), [before])
+            self.assertRegex(message, r"^fp8lm train: the loss of step %d, %.4f, is a spike: the steps before had %.4f, "
+                                      r"with a deviation of %.4f; the run ends before it, as --spike-action is stop; "
+                             % (spike["step"], spike["loss"], spike["mean"], spike["deviation"]))
+            # The state is as if the step had not been tried.
+            self.train(*options, "--save", "untried", "--exit-interval", str(before))
+            self.same_checkpoints(step(self.path("stopping"), before), step(self.path("untried"), before))
+            # It comes again as long as nothing changes.
+            _, again = self.resume("--save", "stopping", "--resume", "--check-data=no", expect=1)
+            self.assertEqual(again, message)
+            more = ["--resume", "--check-data=no", "--exit-interval", str(before + 3)]
+            self.resume("--save", "stopping", "--spike-action", "skip", *more)
+            self.train(*self.POISONED, "--fp8-recipe", recipe, "--spike-action", "skip", "--save", "skipped",
+                       "--exit-interval", str(before + 3))
+            self.same_checkpoints(step(self.path("stopping"), before + 3), step(self.path("skipped"), before + 3))
+            code, out, message = run("report", "--output", "stopping.html", "stopping", cwd=self.folder)
+            self.assertEqual((code, message), (0, ""))
+            for name in ("stopping", "untried", "skipped"):
+                shutil.rmtree(self.path(name))
+        _, message = self.train(*options, expect=1)
+        self.assertIn("as --spike-action is stop, without a checkpoint, as there is no --save", message)
+
+    def test_checkpoints_without_the_action(self):
+        # It is younger than the format.
+        path = step(self.copy("base", "younger"), 12)
+        line = '    "spike-action": "report",\n'
+        self.assertIn(line, read(os.path.join(path, "index.json")).decode())
+        sign_index(path, lambda text: text.replace(line, ""))
+        self.resume("--save", "younger", "--resume", "--train-iters", "13")
+
     def test_spike(self):
         # Without learning, losses are scattered about one mean, and a low bar finds many of them above.
         out, _ = self.train("--train-iters", "40", "--lr", "0", "--spike-sigma", "0.1", "--save", "spiky",
@@ -640,6 +746,8 @@ class Train(unittest.TestCase):
             "--valid-data-path is 'a\\xff', expected text in UTF-8": ["--data-path", "t", "--valid-data-path", b"a\xff"],
             "--swiglu is 'maybe', expected yes or no": ["--swiglu=maybe"],
             "--precision is 'fp4', expected fp32, bf16, te, fp8-o1, fp8-o2 or fp8-o3": ["--precision", "fp4"],
+            "--spike-action is 'ignore', expected report, skip or stop": ["--spike-action", "ignore"],
+            "--recompute-granularity is 'selective', expected none or full": ["--recompute-granularity", "selective"],
             "there is no preset \"gpt-5\"": ["--data-path", "t", "--preset", "gpt-5"],
             "--hidden-size is 30, expected a multiple of --num-attention-heads, 4": ["--data-path", "t", "--hidden-size", "30"],
             "--num-attention-heads is 4, expected a multiple of --num-query-groups, 3":

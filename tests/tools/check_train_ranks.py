@@ -330,6 +330,29 @@ class Ranks(unittest.TestCase):
             self.assertIn("ended by a signal after step", ends[0][2])
             self.assertEqual(len([entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry)]), 1)
 
+    def test_spikes(self):
+        # After 20 steps any loss somewhat above the mean is one.
+        shape = ["--precision", "fp8-o3", "--train-iters", "40", "--global-batch-size", "8", "--micro-batch-size", "2",
+                 "--lr", "1e-6", "--spike-sigma", "0.5", "--max-skipped", "40"]
+        for stage in 0, 2:
+            whole, parts = "spike-%d" % stage, "spike-parts-%d" % stage
+            self.train(2, *shape, "--spike-action", "skip", "--zero-stage", stage, "--save", whole)
+            steps = self.events(whole, "step")
+            skipped = [entry["step"] for entry in steps if entry["skipped"]]
+            self.assertTrue(skipped and all(entry["spike"] for entry in steps if entry["skipped"]))
+            self.assertEqual(steps[-1]["skipped_steps"], len(skipped))
+            ends = self.train(2, *shape, "--spike-action", "stop", "--zero-stage", stage, "--save", parts, expect=1)
+            self.assertIn("the loss of step %d, " % skipped[0], ends[0][2])
+            self.assertTrue(os.path.exists(self.path(parts, "step-%08d" % (skipped[0] - 1))))
+            # As if the step had not been tried.
+            self.train(2, "--resume", "--save", parts, "--zero-stage", stage, "--spike-action", "skip", "--threads", "1",
+                       base=[])
+            self.assertEqual(self.losses(whole), self.losses(parts))
+            if not steps[-1]["skipped"]:
+                one, _ = checkpoint(self.path(whole, "step-00000040"))
+                other, _ = checkpoint(self.path(parts, "step-00000040"))
+                self.assertTrue(one == other)
+
     def test_wrong_usage(self):
         def refused(ranks, message, *arguments, expect=2, settings=None):
             ends = self.train(ranks, "--train-iters", "1", *arguments, expect=expect, settings=settings)

@@ -210,6 +210,7 @@ typedef struct run {
   // Hold part 0 from the beginning of the forward pass to the end of the backward pass, as a tied embedding.
   int tied;
   // Gradients in memory of the model's own, not in that of the sharded optimizer.
+  int drops;
   int elsewhere;
   int alike;
   float max_norm;
@@ -360,6 +361,17 @@ static int same_report(const fp8optim_step_report *one, const fp8optim_step_repo
          memcmp(&one->clip_factor, &other->clip_factor, sizeof(float)) == 0;
 }
 
+// A step that the caller drops: only the reducers go on.
+static void drop_step(fp8comm_communicator *communicator, const run *r, fp8zero_sharded *sharded, reference *beside,
+                      void **own) {
+  const int dropped = 100;
+  const int rank = fp8comm_communicator_rank(communicator);
+  for (int micro = 0; micro < r->options.micro_batches; micro++)
+    rank_ok(communicator, pass(r, sharded, NULL, rank, dropped, micro, own, NULL, 0));
+  rank_ok(communicator, fp8zero_sharded_skip(sharded));
+  rank_ok(communicator, reference_reduce(beside, &r->m, rank, dropped, r->options.micro_batches, r->alike));
+}
+
 static void run_beside_reference(fp8comm_communicator *communicator, void *data) {
   run *r = data;
   const int rank = fp8comm_communicator_rank(communicator);
@@ -383,6 +395,7 @@ static void run_beside_reference(fp8comm_communicator *communicator, void *data)
   for (int step = 0; step < r->steps; step++) {
     fp8optim_step_report expected;
     fp8optim_step_report found;
+    if (r->drops && step == 1) drop_step(communicator, r, sharded, &beside, own);
     for (int micro = 0; micro < options.micro_batches; micro++) {
       rank_ok(communicator, pass(r, sharded, beside.adamw, rank, step, micro, own, what, sizeof(what)));
       rank_check(communicator, !what[0], "stage %d, step %d: %s", options.stage, step, what);
@@ -507,6 +520,18 @@ static void micro_batches(void **unused) {
 }
 
 // --- Many ranks and one ---
+
+static void dropped_steps(void **unused) {
+  (void)unused;
+  for (int stage = 0; stage <= 3; stage++) {
+    for (int micro = 1; micro <= (stage >= 2 ? 2 : 1); micro++) {
+      run r = run_of(make_transformer, stage);
+      r.options.micro_batches = micro;
+      r.drops = 1;
+      run_ranks(3, 0, run_beside_reference, &r);
+    }
+  }
+}
 
 static void keep_masters(run *r) {
   for (int i = 0; i < r->m.count; i++) {
@@ -1422,6 +1447,7 @@ int main(int count, char **arguments) {
     cmocka_unit_test(buffers_and_places),
     cmocka_unit_test(options_of_all_kinds),
     cmocka_unit_test(micro_batches),
+    cmocka_unit_test(dropped_steps),
     cmocka_unit_test(as_one_rank),
     cmocka_unit_test(not_finite),
     cmocka_unit_test(refused_calls),

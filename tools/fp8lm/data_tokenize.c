@@ -1,6 +1,5 @@
 // fp8lm data tokenize: text to token shards.
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +7,7 @@
 
 #include "data.h"
 #include "json_writer.h"
+#include "output.h"
 #include "parallel.h"
 #include "shard.h"
 
@@ -296,10 +296,10 @@ static fp8core_status open_outputs(work *all) {
   }
   if (all->set->val_fraction > 0.0 && !all->set->val_by_document) {
     char *path = joined(all->set->output_prefix, ".spool.tmp");
-    if (path) all->spool = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (all->spool < 0) {
-      const fp8core_status status = fp8core_set_last_error(FP8CORE_ERROR_DEVICE, "%s: cannot create the file: %s",
-                                                           path ? path : "spool", strerror(errno));
+    if (!path) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "not enough memory");
+    const fp8core_status status = fp8lm_output_create(&all->spool, path);
+    if (status != FP8CORE_OK) {
+      (void)fp8core_set_last_error(status, "%s: %s", path, fp8core_last_error());
       free(path);
       return status;
     }

@@ -1,6 +1,5 @@
 // fp8lm data train-bpe: a byte-level BPE from text.
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "bpe_train.h"
 #include "data.h"
 #include "json_writer.h"
+#include "output.h"
 #include "parallel.h"
 
 #define PREFIX "fp8lm data train-bpe"
@@ -160,10 +160,12 @@ static fp8core_status device_error(const char *path, const char *what) {
   return fp8core_set_last_error(FP8CORE_ERROR_DEVICE, "%s: cannot %s: %s", path, what, strerror(errno));
 }
 
-static fp8core_status write_temporary(const char *path, const char *text, size_t size) {
-  const int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor < 0) return device_error(path, "create the file");
-  fp8core_status status = FP8CORE_OK;
+// *created says whether the file is there, whole or not: what else lies at the name is not ours to remove.
+static fp8core_status write_temporary(const char *path, const char *text, size_t size, int *created) {
+  int descriptor;
+  fp8core_status status = fp8lm_output_create(&descriptor, path);
+  *created = status == FP8CORE_OK;
+  if (status != FP8CORE_OK) return fp8core_set_last_error(status, "%s: %s", path, fp8core_last_error());
   while (size && status == FP8CORE_OK) {
     const ssize_t written = write(descriptor, text, size);
     if (written < 0 && errno == EINTR) continue;
@@ -186,6 +188,7 @@ static fp8core_status write_files(const settings *set, const fp8lm_trained *trai
   const size_t sizes[2] = {trained->vocab_size, trained->merges_size};
   char *paths[2] = {NULL, NULL};
   char *temporary[2] = {NULL, NULL};
+  int created[2] = {0, 0};
   fp8core_status status = FP8CORE_OK;
   if (mkdir(set->output_folder, 0777) != 0 && errno != EEXIST)
     return device_error(set->output_folder, "make the folder");
@@ -196,12 +199,13 @@ static fp8core_status write_files(const settings *set, const fp8lm_trained *trai
       status = fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "not enough memory");
     }
   }
-  for (int i = 0; i < 2 && status == FP8CORE_OK; i++) status = write_temporary(temporary[i], texts[i], sizes[i]);
+  for (int i = 0; i < 2 && status == FP8CORE_OK; i++)
+    status = write_temporary(temporary[i], texts[i], sizes[i], &created[i]);
   for (int i = 0; i < 2 && status == FP8CORE_OK; i++) {
     if (rename(temporary[i], paths[i]) != 0) status = device_error(paths[i], "rename the finished file to this");
   }
   for (int i = 0; i < 2; i++) {
-    if (status != FP8CORE_OK && temporary[i]) (void)unlink(temporary[i]);
+    if (status != FP8CORE_OK && created[i]) (void)unlink(temporary[i]);
     free(temporary[i]);
     free(paths[i]);
   }

@@ -1,5 +1,6 @@
 #include "machine.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -149,6 +150,12 @@ double fp8lm_copy_bandwidth(int threads, int repeats, void *destination, const v
 const char *fp8lm_peak_name(fp8lm_peak peak) {
   static const char *const names[] = {"fp32-fma-avx2", "fp32-fma-avx512", "bf16-dot"};
   return names[peak];
+}
+
+double fp8lm_share_of_peak(double *peak, double rate) {
+  if (!(*peak > 0.0)) return (double)NAN;
+  if (rate > *peak) *peak = rate;
+  return rate / *peak;
 }
 
 #if defined(FP8LM_HAVE_X86_PEAKS)

@@ -38,4 +38,8 @@ int fp8lm_peak_available(fp8lm_peak peak);
  * started. */
 double fp8lm_peak_rate(fp8lm_peak peak, int threads, double seconds);
 
+/** The share of \p rate in \p *peak, which was measured, and is raised to a rate beyond it: other programs may have had
+ * the machine meanwhile. From 0 to 1; NaN where *peak is 0, not known, which it stays. */
+double fp8lm_share_of_peak(double *peak, double rate);
+
 #endif

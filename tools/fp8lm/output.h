@@ -1,5 +1,5 @@
 /** \file
- * Files that a run writes on the way.
+ * Files that are written under names where something else may lie.
  */
 #ifndef FP8LM_OUTPUT_H
 #define FP8LM_OUTPUT_H
@@ -13,8 +13,15 @@
  */
 fp8core_status fp8lm_output_open(int *descriptor, const char *path);
 
-/** The same, for one program at a time: the file is locked until it is closed. \p what is it that another run may be
- * writing to: "this folder". */
+/**
+ * Opens \p path, which is a temporary name, for reading and writing, empty, and creates it where it is not there. A
+ * symbolic link is refused, too: it would be renamed, and what it leads to be overwritten. \return as
+ * fp8lm_output_open().
+ */
+fp8core_status fp8lm_output_create(int *descriptor, const char *path);
+
+/** fp8lm_output_open(), for one program at a time: the file is locked until it is closed. \p what is it that another
+ * run may be writing to: "this folder". */
 fp8core_status fp8lm_output_open_locked(int *descriptor, const char *path, const char *what);
 
 #endif

@@ -698,8 +698,9 @@ static void put_throughput(page *p) {
   if (!any(p, has_rate) && !any(p, has_mfu)) return;
   put(p, "<section id=\"throughput\"><h2>Throughput</h2>\n<div class=\"charts\">\n");
   put_column_chart(p, FP8LM_LOG_TOKENS_PER_SECOND, 1, (fp8lm_chart){.title = "Tokens per second", .from_zero = 1});
-  put_column_chart(p, FP8LM_LOG_MFU, 1,
-                   (fp8lm_chart){.title = "MFU", .note = "share of the machine’s peak", .from_zero = 1, .percent = 1});
+  put_column_chart(
+    p, FP8LM_LOG_MFU, 1,
+    (fp8lm_chart){.title = "MFU", .note = "share of the machine’s measured peak", .from_zero = 1, .percent = 1});
   put(p, "</div></section>\n");
 }
 
@@ -942,11 +943,26 @@ static void put_run_tensors(page *p, size_t run) {
   free(tensors);
 }
 
+static int has_fill(const page *p, size_t run) {
+  for (size_t i = 0; i < p->data[run].health_count; i++) {
+    if (!isnan(p->data[run].health[FILL][i])) return 1;
+  }
+  return 0;
+}
+
 static void put_health(page *p) {
   if (!any(p, has_health)) return;
   put(p, "<section id=\"fp8\"><h2>FP8</h2>\n<div class=\"charts\">\n");
   for (int which = 0; which < HEALTH; which++) put_health_chart(p, which);
   put(p, "</div>\n");
+  if (any(p, has_fill)) {
+    put(
+      p,
+      "<p class=\"note\">Fill is the largest magnitude of a step times the scale, over the format’s maximum: with "
+      "delayed scaling the scale comes from the steps before, so a step whose values have grown fills more than 1, and "
+      "what lies beyond the maximum was stored as the maximum (saturated), until the scale of later steps "
+      "follows.</p>\n");
+  }
   for (size_t r = 0; r < p->count && !p->failed; r++) {
     if (has_health(p, r)) put_run_tensors(p, r);
   }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "checksum.h"
+#include "output.h"
 
 #define BUFFER_BYTES ((size_t)1 << 20)
 // "_000000.bin", ".tmp" and a NUL.
@@ -82,8 +83,8 @@ fp8core_status fp8lm_shard_writer_create(fp8lm_shard_writer **out, const char *p
 static fp8core_status begin_shard(fp8lm_shard_writer *writer) {
   static const unsigned char header[FP8LM_SHARD_HEADER_BYTES];
   const char *path = name(writer, writer->shards, 1);
-  writer->descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (writer->descriptor < 0) return failed("create the file", path);
+  const fp8core_status status = fp8lm_output_create(&writer->descriptor, path);
+  if (status != FP8CORE_OK) return fp8core_set_last_error(status, "%s: %s", path, fp8core_last_error());
   writer->shards++;
   writer->count = 0;
   writer->checksum = 0;
@@ -111,7 +112,7 @@ static fp8core_status end_shard(fp8lm_shard_writer *writer) {
   if (lseek(writer->descriptor, 0, SEEK_SET) != 0) return failed("seek", path);
   status = write_all(writer, header, sizeof(header));
   if (status != FP8CORE_OK) return status;
-  // Devices and pipes have nothing to sync.
+  // Some file systems cannot sync.
   if (fsync(writer->descriptor) != 0 && errno != EINVAL && errno != EROFS) return failed("sync", path);
   const int descriptor = writer->descriptor;
   writer->descriptor = -1;

@@ -168,7 +168,7 @@ static void print_start(const fp8lm_trainer *trainer, const char *load, const fp
          model->parameters, fp8core_context_threads(trainer->context),
          fp8core_context_threads(trainer->context) == 1 ? "" : "s",
          fp8core_isa_name(fp8core_context_isa(trainer->context)));
-  if (peak > 0.0) printf(", %.0f GFLOP/s at most", peak / 1e9);
+  if (peak > 0.0) printf(", %.0f GFLOP/s measured peak", peak / 1e9);
   printf("\nmemory: weights %.1f MiB, gradients %.1f, master %.1f, exp_avg %.1f, exp_avg_sq %.1f: %.2f bytes a "
          "parameter; activations %.1f, workspace %.1f\n",
          (double)model->weight_bytes / mebibyte, (double)model->gradient_bytes / mebibyte,
@@ -290,8 +290,9 @@ static void print_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const
                      plain((double)result->gradient_norm));
   used += snprintf(figures + used, sizeof(figures) - (size_t)used, "%.0f tokens/s", rate);
   if (log->peak > 0.0)
-    used += snprintf(figures + used, sizeof(figures) - (size_t)used, "  MFU %.1f %%",
-                     100.0 * rate * log->flops_per_token / log->peak);
+    used += snprintf(figures + used, sizeof(figures) - (size_t)used, "  MFU %.1f %%%s",
+                     100.0 * fp8lm_share_of_peak(&log->peak, rate * log->flops_per_token),
+                     log->bar ? "" : " of the measured peak");
   (void)snprintf(figures + used, sizeof(figures) - (size_t)used, "  %s left", left);
   if (log->bar) {
     draw_bar(log, trainer->step, settings->train_iters, figures);
@@ -309,7 +310,7 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
   const fp8lm_train_settings *settings = log->settings;
   const int64_t tokens = settings->global_batch_size * settings->seq_length;
   const double rate = (double)tokens / seconds_of(result);
-  const double utilization = log->peak > 0.0 ? rate * log->flops_per_token / log->peak : NAN;
+  const double utilization = fp8lm_share_of_peak(&log->peak, rate * log->flops_per_token);
   if (log->json) {
     begin(log->json, "step");
     put_integer(log->json, "step", trainer->step);
@@ -342,14 +343,29 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
   }
   if (result->skipped || result->spike) {
     end_bar(log);
+    // A spike of the trainer's own skipping has a finite loss, and its gradients were not looked at.
+    const int passed_over =
+      result->skipped && result->spike && isfinite(result->loss) && settings->spike_action == FP8LM_TRAIN_SPIKE_SKIP;
     if (result->skipped)
-      printf("step %" PRId64 ": skipped, as its gradients are not finite (%" PRId64 " so far, %" PRId64 " in a row)\n",
-             trainer->step, trainer->skipped_steps, trainer->skipped_in_a_row);
+      printf("step %" PRId64 ": skipped, as its %s (%" PRId64 " so far, %" PRId64 " in a row)\n", trainer->step,
+             passed_over ? "loss is a spike" : "gradients are not finite", trainer->skipped_steps,
+             trainer->skipped_in_a_row);
     if (result->spike)
       printf("step %" PRId64 ": the loss of %.4f is a spike: the steps before had %.4f, with a deviation of %.4f\n",
              trainer->step, plain(result->loss), result->mean, result->deviation);
   }
   print_step(log, trainer, result);
+}
+
+void fp8lm_train_log_spike(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result) {
+  end_bar(log);
+  if (!log->json) return;
+  begin(log->json, "spike");
+  put_integer(log->json, "step", trainer->step + 1);
+  put_real(log->json, "loss", result->loss);
+  put_real(log->json, "mean", result->mean);
+  put_real(log->json, "deviation", result->deviation);
+  finish(log->json);
 }
 
 void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *trainer, double loss, int64_t sequences,
@@ -511,6 +527,7 @@ void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, con
     put_text(log->json, "reason", reason);
     put_integer(log->json, "skipped_steps", trainer->skipped_steps);
     put_real(log->json, "tokens_per_second", rate);
+    put_real(log->json, "peak_flops", log->peak);
     put_real(log->json, "seconds", log->all_seconds);
     put_integer(log->json, "peak_resident_bytes", peak_of_status());
     put_integer(log->json, "setup_peak_resident_bytes", log->setup_peak);

@@ -21,7 +21,7 @@ typedef struct fp8lm_train_log {
   /** The bar is on the line of the cursor. */
   int bar_shown;
   double bar_time;
-  /** Operations a second of the machine; 0: not known. */
+  /** Operations a second that the machine was seen to reach, so far; 0: not known. */
   double peak;
   double flops_per_token;
   /** Most resident bytes before the first step. */
@@ -46,6 +46,8 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
                                      uint64_t train_tokens, uint64_t validation_tokens);
 
 void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result);
+/** The spike that the run ends before, of the step after the trainer's last. */
+void fp8lm_train_log_spike(fp8lm_train_log *log, const fp8lm_trainer *trainer, const fp8lm_step_result *result);
 void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *trainer, double loss, int64_t sequences,
                                 double seconds);
 void fp8lm_train_log_checkpoint(fp8lm_train_log *log, const fp8lm_trainer *trainer, double seconds);
@@ -56,7 +58,7 @@ fp8core_status fp8lm_train_log_prepare_fp8(fp8lm_train_log *log, fp8lm_trainer *
 /** Every scaled tensor: within a step, before its end. \p step counts it. */
 fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer, int64_t step);
 
-/** \p reason: "done", "exit-interval", "signal", "skipped" or "error" (in the data). */
+/** \p reason: "done", "exit-interval", "signal", "skipped", "spike" or "error" (in the data). */
 void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, const char *reason);
 
 #endif

@@ -40,6 +40,8 @@ static const char *const gradient_scalings[] = {"auto", "pre", "post", NULL};
 static const char *const recipes[] = {"just-in-time", "delayed", NULL};
 static const char *const amax_algorithms[] = {"max", "most_recent", NULL};
 static const char *const decay_styles[] = {"constant", "linear", "cosine", "WSD", NULL};
+static const char *const granularities[] = {"none", "full", NULL};
+static const char *const spike_actions[] = {"report", "skip", "stop", NULL};
 static const char *const devices[] = {"cpu", "cuda", NULL};
 
 #define AT(field) offsetof(fp8lm_train_settings, field)
@@ -78,7 +80,8 @@ static const option_entry table[] = {
    "the output layer has a weight of its own"},
   {"disable-bias-linear", FLAG, AT(disable_bias_linear), FIXED, ANY, NULL, "linear layers without biases"},
   {"hidden-dropout", REAL, AT(hidden_dropout), FIXED, 0.0, 0.999, NULL, "P",
-   "of the embedding's and of each block's outputs (default 0)"},
+   "of the embedding's and of each block's outputs (default 0); attention weights are never dropped, as with "
+   "Megatron-LM's --attention-dropout 0"},
   {"init-method-std", REAL, AT(init_method_std), FIXED, 0.0, 1e3, NULL, "X",
    "standard deviation of initial weights (default 0.02)"},
 
@@ -97,7 +100,11 @@ static const option_entry table[] = {
   {"stochastic-rounding", FLAG, AT(stochastic_rounding), FIXED, ANY, NULL,
    "master weights round stochastically (fp8-o2 and fp8-o3 only: others' are FP32)"},
   {"recompute-activations", FLAG, AT(recompute_activations), STORED, ANY, NULL,
-   "keep only the inputs of blocks for the backward pass: less memory, a forward pass more"},
+   "full recomputation (of every block; Megatron-LM's flag of this name recomputes attention only): only the inputs of "
+   "blocks are kept for the backward pass, which repeats the forward pass: less memory, a forward pass more"},
+  // Another spelling of the same.
+  {"recompute-granularity", CHOICE, AT(recompute_activations), RUN, OF(granularities), "NAME",
+   "the same under Megatron-LM's name: full, or none (default)"},
 
   {NULL, TEXT, 0, RUN, ANY, NULL, "Optimization"},
   {"micro-batch-size", INTEGER, AT(micro_batch_size), STORED, INT_RANGE(1), "N",
@@ -124,9 +131,13 @@ static const option_entry table[] = {
   {"seed", INTEGER, AT(seed), FIXED, 0, MOST_INTEGER, NULL, "N",
    "of initial weights, dropout, order of the data and rounding (default 1234)"},
   {"max-skipped", INTEGER, AT(max_skipped), STORED, INT_RANGE(1), "N",
-   "end the run after so many steps in a row whose gradients are not finite (default 10)"},
+   "end the run after so many skipped steps in a row: those whose gradients are not finite, and spikes with "
+   "--spike-action skip (default 10)"},
   {"spike-sigma", REAL, AT(spike_sigma), STORED, 0.0, 1e6, NULL, "X",
-   "report a loss so many standard deviations above the mean of the last 128 steps, 0 for none (default 6)"},
+   "a loss so many standard deviations above the mean of the last 128 steps is a spike, 0 for none (default 6)"},
+  {"spike-action", CHOICE, AT(spike_action), STORED, OF(spike_actions), "NAME",
+   "what to do with a spike: report it (default), skip the step, which then changes nothing and is counted, or stop: "
+   "end the run before the step, with a checkpoint and exit code 1"},
 
   {NULL, TEXT, 0, RUN, ANY, NULL, "Data"},
   {"data-path", TEXT, AT(data_path), STORED, ANY, "PATH",
@@ -172,7 +183,7 @@ static const option_entry table[] = {
    "steps from one checkpoint to the next; one more follows the last step; 0 for none (default 500)"},
   {"keep-last", INTEGER, AT(keep_last), RUN, INT_RANGE(0), "N", "checkpoints that are kept, 0 for all (default 3)"},
   {"exit-interval", INTEGER, AT(exit_interval), RUN, INT_RANGE(0), "N",
-   "end after a step that is a multiple of N, with a checkpoint"},
+   "end after a step that is a multiple of N, or the first one after it that is not skipped, with a checkpoint"},
   {"log-dir", TEXT, AT(log_dir), RUN, ANY, "DIR", "folder of log.jsonl (default --save)"},
   {"tensorboard-dir", TEXT, AT(tensorboard_dir), RUN, ANY, "DIR",
    "folder of TensorBoard event files (default tensorboard in the folder of the log)"},
@@ -399,6 +410,7 @@ static fp8core_status read_object(fp8lm_json *json, int stored_only, fp8lm_train
 }
 
 static int may_be_missing(const option_entry *entry) {
+  if (strcmp(entry->name, "spike-action") == 0) return 1;
   return entry->kind == TEXT && strcmp(entry->name, "preset") != 0 && strcmp(entry->name, "data-path") != 0;
 }
 
@@ -524,8 +536,8 @@ static void print_help(const char *prefix, const fp8lm_train_variant *variant) {
   }
   printf(
     "Exit codes: 0 success; 1 a failure at run time (data or a checkpoint that cannot be read or written, gradients\n"
-    "that stay infinite, a device that is not there); 2 wrong usage; 130 the run was ended by SIGINT or SIGTERM\n"
-    "(with --save, its checkpoint is written).\n");
+    "that stay infinite, a spike with --spike-action stop, a device that is not there); 2 wrong usage; 130 the run\n"
+    "was ended by SIGINT or SIGTERM (with --save, its checkpoint is written).\n");
 }
 
 // Defaults.

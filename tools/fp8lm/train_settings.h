@@ -63,6 +63,7 @@ typedef struct fp8lm_train_settings {
   int64_t seed;
   int64_t max_skipped;
   double spike_sigma;
+  int64_t spike_action;
   /* Data. */
   char *data_path;
   char *valid_data_path;
@@ -110,6 +111,9 @@ typedef enum fp8lm_train_scope {
 
 /** Devices of --device. */
 enum { FP8LM_TRAIN_CPU = 0, FP8LM_TRAIN_CUDA = 1 };
+
+/** What --spike-action makes of a step whose loss is a spike. */
+enum { FP8LM_TRAIN_SPIKE_REPORT = 0, FP8LM_TRAIN_SPIKE_SKIP = 1, FP8LM_TRAIN_SPIKE_STOP = 2 };
 
 /** All 0 and NULL; fp8lm_train_settings_free() is fine. */
 static inline fp8lm_train_settings fp8lm_train_settings_none(void) {
@@ -164,7 +168,8 @@ int fp8lm_train_settings_parse_variant(const char *prefix, int argc, char **argv
                                        fp8lm_train_settings *settings);
 
 /**
- * Reads an object of stored options, as fp8lm_train_settings_write() writes it, all of which must be there.
+ * Reads an object of stored options, as fp8lm_train_settings_write() writes it, all of which must be there, but
+ * "spike-action", which is younger than the format.
  * FP8CORE_ERROR_CORRUPT_DATA for keys that are unknown, missing or twice there and values out of range.
  */
 fp8core_status fp8lm_train_settings_read(fp8lm_json *json, fp8lm_train_settings *settings);

@@ -176,6 +176,11 @@ static fp8core_status create_model(fp8lm_trainer *trainer) {
   trainer->tokens = malloc(tokens * sizeof(*trainer->tokens));
   trainer->targets = malloc(tokens * sizeof(*trainer->targets));
   if (!trainer->gradients || !trainer->tokens || !trainer->targets) return out_of_memory("the tokens of a step");
+  const size_t scaling_bytes = fp8core_scaling_saved_bytes(fp8gpt_model_scaling(trainer->model));
+  if (settings->spike_action == FP8LM_TRAIN_SPIKE_STOP && scaling_bytes > 0) {
+    trainer->scaling_before = malloc(scaling_bytes);
+    if (!trainer->scaling_before) return out_of_memory("a copy of the scaling state");
+  }
   return FP8CORE_OK;
 }
 
@@ -193,7 +198,12 @@ fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_se
   const fp8gpt_hooks hooks = {sizeof(hooks), trainer, acquire, release};
   TRY(create_sharded(trainer));
   trainer->adamw = fp8zero_sharded_adamw(trainer->sharded);
-  TRY(fp8lm_ranks_agree(ranks, set_masters(trainer)));
+  fp8core_status status = set_masters(trainer);
+  if (status == FP8CORE_OK && settings->spike_action == FP8LM_TRAIN_SPIKE_STOP) {
+    trainer->reducer_before = malloc(fp8comm_gradient_saved_bytes(fp8zero_sharded_reducer(trainer->sharded)));
+    if (!trainer->reducer_before) status = out_of_memory("a copy of the reducer's state");
+  }
+  TRY(fp8lm_ranks_agree(ranks, status));
   TRY(fp8zero_sharded_publish(trainer->sharded));
   return fp8gpt_model_set_hooks(trainer->model, &hooks);
 }
@@ -217,6 +227,8 @@ void fp8lm_trainer_destroy(fp8lm_trainer *trainer) {
   free(trainer->gradients);
   free(trainer->tokens);
   free(trainer->targets);
+  free(trainer->scaling_before);
+  free(trainer->reducer_before);
   free(trainer->vocab);
   free(trainer->merges);
   memset(trainer, 0, sizeof(*trainer));
@@ -256,7 +268,7 @@ fp8core_status fp8lm_trainer_read_tokenizer(fp8lm_trainer *trainer, const char *
 
 // Spikes.
 
-static void find_spike(fp8lm_trainer *trainer, fp8lm_step_result *result) {
+static void find_spike(const fp8lm_trainer *trainer, fp8lm_step_result *result) {
   // Fewer say little of what is usual.
   const int enough = 20;
   double sum = 0.0;
@@ -271,12 +283,35 @@ static void find_spike(fp8lm_trainer *trainer, fp8lm_step_result *result) {
   result->deviation = count ? sqrt(squares / count) : 0.0;
   if (trainer->settings->spike_sigma > 0.0 && count >= enough)
     result->spike = result->loss > result->mean + trainer->settings->spike_sigma * result->deviation;
+}
+
+static void remember_loss(fp8lm_trainer *trainer, const fp8lm_step_result *result) {
   if (!isfinite(result->loss)) return;
-  if (count == FP8LM_TRAINER_LOSSES) {
+  if (trainer->loss_count == FP8LM_TRAINER_LOSSES) {
     memmove(trainer->losses, trainer->losses + 1, (FP8LM_TRAINER_LOSSES - 1) * sizeof(*trainer->losses));
     trainer->loss_count--;
   }
   trainer->losses[trainer->loss_count++] = (float)result->loss;
+}
+
+// The passes of a step raise amaxes, and may have set scales; reductions change their factors.
+static fp8core_status keep_scaling(fp8lm_trainer *trainer) {
+  fp8core_scaling *scaling = fp8gpt_model_scaling(trainer->model);
+  fp8comm_gradient_reducer *reducer = fp8zero_sharded_reducer(trainer->sharded);
+  if (trainer->reducer_before)
+    TRY(fp8comm_gradient_save(reducer, trainer->reducer_before, fp8comm_gradient_saved_bytes(reducer)));
+  if (!trainer->scaling_before) return FP8CORE_OK;
+  return fp8core_scaling_save(scaling, trainer->scaling_before, fp8core_scaling_saved_bytes(scaling));
+}
+
+static fp8core_status restore_scaling(fp8lm_trainer *trainer) {
+  fp8core_scaling *scaling = fp8gpt_model_scaling(trainer->model);
+  fp8comm_gradient_reducer *reducer = fp8zero_sharded_reducer(trainer->sharded);
+  if (trainer->sharded) TRY(fp8zero_sharded_skip(trainer->sharded));
+  if (trainer->reducer_before)
+    TRY(fp8comm_gradient_load(reducer, trainer->reducer_before, fp8comm_gradient_saved_bytes(reducer)));
+  if (!trainer->scaling_before) return FP8CORE_OK;
+  return fp8core_scaling_load(scaling, trainer->scaling_before, fp8core_scaling_saved_bytes(scaling));
 }
 
 // Forward and backward passes of a step. The mean of all ranks' means is that of all micro-batches, whose numbers are
@@ -343,6 +378,19 @@ static fp8core_status optimize(fp8lm_trainer *trainer, fp8lm_step_result *result
   return fp8gpt_model_end_step(trainer->model);
 }
 
+// Ends a step without an update, as the optimizer does where gradients are not finite.
+static fp8core_status pass_over(fp8lm_trainer *trainer, fp8lm_step_result *result) {
+  result->skipped = 1;
+  result->gradient_norm = NAN;
+  result->clip_factor = NAN;
+  if (trainer->sharded) {
+    TRY(fp8zero_sharded_skip(trainer->sharded));
+    TRY(share_amaxes(trainer));
+  }
+  TRY(fp8optim_schedule_rate(&trainer->schedule, trainer->step, &result->learning_rate));
+  return fp8gpt_model_end_step(trainer->model);
+}
+
 fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *loader, fp8lm_step_observer observer,
                                   void *user_data, fp8lm_step_result *result) {
   const fp8lm_train_settings *settings = trainer->settings;
@@ -354,16 +402,24 @@ fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *lo
                                            (size_t)(trainer->micro_batches * settings->micro_batch_size),
                                            (size_t)settings->seq_length, trainer->tokens, trainer->targets)));
   result->begun = 1;
+  TRY(keep_scaling(trainer));
   const double data_done = fp8lm_now();
   TRY(run_micro_batches(trainer, &result->loss));
   const double model_done = fp8lm_now();
   if (observer) TRY(observer(trainer, user_data));
+  find_spike(trainer, result);
+  // What is not finite is the optimizer's to skip.
+  const int spike = result->spike && isfinite(result->loss);
+  result->stopped = spike && settings->spike_action == FP8LM_TRAIN_SPIKE_STOP;
+  if (result->stopped) return restore_scaling(trainer);
+  const int pass = spike && settings->spike_action == FP8LM_TRAIN_SPIKE_SKIP;
   const double observed = fp8lm_now();
-  TRY(optimize(trainer, result));
+  TRY(pass ? pass_over(trainer, result) : optimize(trainer, result));
   result->data_seconds = data_done - start;
   result->model_seconds = model_done - data_done;
   result->optimizer_seconds = fp8lm_now() - observed;
-  find_spike(trainer, result);
+  // A spike that is passed over must not make the next one look usual.
+  if (!pass) remember_loss(trainer, result);
   trainer->step++;
   trainer->skipped_steps += result->skipped;
   trainer->skipped_in_a_row = result->skipped ? trainer->skipped_in_a_row + 1 : 0;

@@ -43,9 +43,13 @@ typedef struct fp8lm_trainer {
   int64_t step;
   int64_t skipped_steps;
   int64_t skipped_in_a_row;
-  /** The finite losses of the last steps, the latest last. */
+  /** The finite losses of the last steps, the latest last; but of spikes that were skipped. */
   float losses[FP8LM_TRAINER_LOSSES];
   int loss_count;
+  /** The scaling state before a step that a spike may stop, as fp8core_scaling_save() writes it; NULL: no need of it.
+   */
+  void *scaling_before;
+  void *reducer_before;
   /** The tokenizer's files, which go into every checkpoint; NULL: bytes. */
   char *vocab;
   size_t vocab_bytes;
@@ -61,8 +65,11 @@ typedef struct fp8lm_step_result {
   float gradient_norm;
   float clip_factor;
   int skipped;
-  /** The loss is that of a spike; mean and deviation of the steps before. */
+  /** The loss is that of a spike; mean and deviation of the steps before. With --spike-action skip it is skipped, too,
+   * and its gradients were not looked at: their norm is NaN. */
   int spike;
+  /** It is, and --spike-action is stop: the step was not taken, and the state is that before it. */
+  int stopped;
   double mean;
   double deviation;
   /** The batch was read: before that, an error leaves the state as the step before left it. */

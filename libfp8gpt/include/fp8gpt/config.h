@@ -61,7 +61,8 @@ typedef struct fp8gpt_config {
   int biases;
   float norm_eps;
   float rope_theta;
-  /** Probability of dropping an element of the embedding's and of each block's two outputs, 0 to below 1. */
+  /** Probability of dropping an element of the embedding's and of each block's two outputs, 0 to below 1. Attention
+   * weights are never dropped: there is no counterpart of GPT-2's attn_pdrop or Megatron-LM's --attention-dropout. */
   float dropout;
   /** Standard deviation of initial weights; the layers that write to the residual have it divided by sqrt(2 layers). */
   float init_std;

@@ -231,6 +231,15 @@ FP8ZERO_API fp8core_status fp8zero_sharded_progress(fp8zero_sharded *sharded);
 FP8ZERO_API fp8core_status fp8zero_sharded_step(fp8zero_sharded *sharded, const fp8optim_step_options *options,
                                                 fp8optim_step_report *report);
 
+/**
+ * Ends a step without taking it, for a caller who knows better: waits for the reductions and drops the means. Masters,
+ * moments, weights and counts stay as they are; the reducer's scaling factors go on. Collective; no part may be held.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for a part that is held or was not reduced as often as there are
+ *         micro-batches; those of communicator.h.
+ */
+FP8ZERO_API fp8core_status fp8zero_sharded_skip(fp8zero_sharded *sharded);
+
 /** What the reductions of the last step found: tensors that were not finite, and a rank that had one, over all
  * micro-batches; bytes_sent is 0, see fp8zero_sharded_traffic(). Zeros and -1 before. */
 FP8ZERO_API fp8core_status fp8zero_sharded_reduction(const fp8zero_sharded *sharded, fp8comm_gradient_result *result);
