@@ -69,6 +69,12 @@ class Quickstart(unittest.TestCase):
         out, _ = self.run_script(expect=127, PATH=path)
         self.assertIn("built; the output is in %s/out/setup.log and %s/out/build.log\n" % (self.folder, self.folder), out)
 
+    def test_failing_run(self):
+        self.stub("fp8lm", '[ "$1" = train ] && { echo "fp8lm train: no memory" >&2; exit 1; }\ncat > /dev/null\n')
+        out, message = self.run_script("--fp8lm", os.path.join(self.folder, "bin", "fp8lm"), expect=1)
+        self.assertEqual(message, "fp8lm train: no memory\n")
+        self.assertNotIn("training in fp8-o2", out)
+
     def test_usage(self):
         for expected, arguments in {
             "--steps is '0', expected a whole number from 1 to 9999999": ["--steps", "0"],
