@@ -734,6 +734,72 @@ static void owners(void **unused) {
   }
 }
 
+// --- Row strides, and threads ---
+
+// One matrix with gaps between its rows, on two threads, beside the same without, on one: the same bits, and the gaps
+// stay as they were.
+static void check_strides(fp8comm_communicator *communicator, void *data) {
+  enum { ROWS = 1201, COLUMNS = 977, STRIDE = 1000 };
+  const int owned = *(const int *)data;
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int64_t count = (int64_t)ROWS * COLUMNS, shape[] = {ROWS, COLUMNS};
+  const int owner = ranks - 1;
+  const fp8core_dtype formats[] = {FP8CORE_E4M3, FP8CORE_FP32, FP8CORE_BF16};
+  float *wide = malloc((size_t)ROWS * STRIDE * 4), *dense = malloc((size_t)count * 4);
+  unsigned char *wide_out = malloc((size_t)ROWS * STRIDE * 4), *dense_out = malloc((size_t)count * 4);
+  fill(dense, count, rank, 3, 1, 1);
+  for (int i = 0; i < ROWS; i++) memcpy(wide + (ptrdiff_t)i * STRIDE, dense + (ptrdiff_t)i * COLUMNS, COLUMNS * 4);
+  for (size_t f = 0; f < COUNT(formats); f++) {
+    const size_t element = fp8core_dtype_size(formats[f]);
+    float amax[2] = {0, 0};
+    memset(wide_out, 0x5a, (size_t)ROWS * STRIDE * 4);
+    for (int run = 0; run < 2; run++) {
+      fp8core_context_options context_options = fp8core_context_options_default();
+      fp8comm_gradient_options options = fp8comm_gradient_options_default();
+      fp8comm_gradient_reducer *reducer;
+      fp8core_context *context;
+      context_options.threads = 1 + run;
+      if (owned) options.owners = &owner;
+      rank_ok(communicator, fp8core_context_create(&context, &context_options));
+      rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 1, &count, &options));
+      fp8core_tensor in = vector(dense, FP8CORE_FP32, count), out = vector(dense_out, formats[f], count);
+      if (run == 1) {
+        in = fp8core_tensor_create(wide, FP8CORE_FP32, 2, shape);
+        out = fp8core_tensor_create(wide_out, formats[f], 2, shape);
+        in.row_stride = out.row_stride = STRIDE;
+      }
+      out.amax = &amax[run];
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, &in, &out, NULL));
+      fp8comm_gradient_destroy(&reducer);
+      fp8core_context_destroy(&context);
+    }
+    if (owned && rank != owner) continue;
+    rank_check(communicator, amax[0] == amax[1] && amax[0] > 0, "amax is %g, expected %g", (double)amax[1],
+               (double)amax[0]);
+    for (size_t i = 0; i < ROWS; i++) {
+      rank_check(communicator,
+                 memcmp(wide_out + i * STRIDE * element, dense_out + i * COLUMNS * element, COLUMNS * element) == 0,
+                 "%s: row %zu differs", fp8core_dtype_name(formats[f]), i);
+      for (size_t j = COLUMNS * element; j < STRIDE * element; j++)
+        rank_check(communicator, wide_out[i * STRIDE * element + j] == 0x5a, "%s: the gap after row %zu was written",
+                   fp8core_dtype_name(formats[f]), i);
+    }
+  }
+  free(wide);
+  free(dense);
+  free(wide_out);
+  free(dense_out);
+}
+
+static void strides(void **unused) {
+  (void)unused;
+  for (int owned = 0; owned < 2; owned++) {
+    run_ranks(1, 0, check_strides, &owned);
+    run_ranks(3, 0, check_strides, &owned);
+    run_ranks(6, 0, check_strides, &owned);
+  }
+}
+
 // --- Many tensors, one large one, buckets by hand ---
 
 static void check_many(fp8comm_communicator *communicator, void *data) {
@@ -878,7 +944,7 @@ int main(void) {
     cmocka_unit_test(accuracy),  cmocka_unit_test(nonfinite),
     cmocka_unit_test(mu),        cmocka_unit_test(many),
     cmocka_unit_test(owners),    cmocka_unit_test(disagreement),
-    cmocka_unit_test(snr),
+    cmocka_unit_test(strides),   cmocka_unit_test(snr),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -119,9 +119,11 @@ static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
 typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
 
 /**
- * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket,
- * and 4 / ranks times its elements, or 4 times those that this rank owns of any bucket (4 + 8 / ranks bytes an element
- * more with \p measure_snr). Tensors are packed in the order of their indices. Blocking, collective.
+ * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket on
+ * the wire, and, for each element of this rank's part of it (elements / ranks, or of the tensors that it owns), with
+ * two-shot ranks - 1 bytes for the contributions of the others, at most 4 with owners; with the baselines 4 bytes. With
+ * \p measure_snr 4 bytes an element and 4 an element of the part more. Tensors are packed in the order of their
+ * indices. Blocking, collective.
  *
  * \param reducer receives the handle, NULL on failure.
  * \param communicator, context must outlive the reducer. The context is a CPU's; its threads do the casts.
