@@ -33,7 +33,8 @@ typedef struct gradient_bucket {
 typedef struct counts_record {
   // FP32 bits of the largest magnitude of the mean; as integers, so that a NaN wins.
   uint32_t amax;
-  uint32_t unused;
+  // Where the cast met an infinity or a NaN that the amax did not show: the number of ranks less the rank, or 0.
+  uint32_t nonfinite;
   uint64_t saturated_in_cast;
   uint64_t saturated_in_sum;
   uint64_t flushed_to_zero;
@@ -293,6 +294,7 @@ static fp8core_status counts_add(void *data, void *sum, const void *in, size_t o
   const counts_record *record = in;
   for (size_t i = 0; i < count; i++) {
     raise_bits(&total[i].amax, record[i].amax);
+    raise_bits(&total[i].nonfinite, record[i].nonfinite);
     total[i].saturated_in_cast += record[i].saturated_in_cast;
     total[i].saturated_in_sum += record[i].saturated_in_sum;
     total[i].flushed_to_zero += record[i].flushed_to_zero;
@@ -360,8 +362,9 @@ static fp8core_status measure(void *data) {
   const int64_t count = slot->bucket->count;
   slot->amaxes[count] = 0;
   for (int64_t i = 0; i < count; i++) {
-    float amax = 0;
-    FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor_of(slot, i)->input, &amax));
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    float amax = fabsf(tensor->known_amax_value);
+    if (!tensor->known_amax) FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor->input, &amax));
     slot->amaxes[i] = fp8core_float_bits(amax);
     if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
   }
@@ -424,17 +427,21 @@ static fp8core_status quantise_tensor(gradient_slot *slot, fp8comm_gradient_tens
   }
   tensor->statistics.saturated_in_cast = counted.saturated;
   tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
+  tensor->statistics.nonfinite = counted.nonfinite > 0;
   return FP8CORE_OK;
+}
+
+// `told`: the number of ranks less the lowest with an infinity or a NaN, or 0.
+static void note_nonfinite_rank(fp8comm_gradient_reducer *reducer, uint32_t told) {
+  const int rank = reducer->communicator->size - (int)told;
+  if (told > 0 && (reducer->nonfinite_rank < 0 || rank < reducer->nonfinite_rank)) reducer->nonfinite_rank = rank;
 }
 
 // Every rank's scales are the same now: the codes that travel.
 static fp8core_status quantise(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  if (reducer->scaled && slot->amaxes[slot->bucket->count] > 0) {
-    const int rank = reducer->communicator->size - (int)slot->amaxes[slot->bucket->count];
-    if (slot->reducer->nonfinite_rank < 0 || rank < slot->reducer->nonfinite_rank) slot->reducer->nonfinite_rank = rank;
-  }
+  if (reducer->scaled) note_nonfinite_rank(slot->reducer, slot->amaxes[slot->bucket->count]);
   for (int64_t i = slot->bucket->count; i-- > 0;) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
     choose_scale(slot, i);
@@ -468,6 +475,9 @@ static fp8core_status count(void *data) {
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
     memset(record, 0, sizeof(*record));
+    // Of an amax that showed it all ranks know.
+    if (tensor->statistics.nonfinite && !fp8core_amax_is_nonfinite(tensor->statistics.amax))
+      record->nonfinite = (uint32_t)(reducer->communicator->size - reducer->communicator->rank);
     record->saturated_in_cast = tensor->statistics.saturated_in_cast;
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
     record->flushed_to_zero = tensor->statistics.flushed_to_zero;
@@ -521,6 +531,9 @@ static fp8core_status requantise(void *data) {
     if (!reducer->scaled) {
       statistics->amax = mean_amax;
       statistics->nonfinite = fp8core_amax_is_nonfinite(mean_amax);
+    } else if (record->nonfinite > 0) {
+      statistics->nonfinite = 1;
+      note_nonfinite_rank(reducer, record->nonfinite);
     }
     reducer->nonfinite_tensors += statistics->nonfinite;
     update_mu(reducer, tensor);
@@ -757,6 +770,7 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   options->measure_snr = given->measure_snr != 0;
   options->owners = given->owners;
   options->bucket_of = given->bucket_of;
+  options->inputs_have_amax = given->inputs_have_amax != 0;
   if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
     return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
   if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
@@ -1174,6 +1188,8 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
     // Its scale may be the one that this step is going to write: what it is now counts.
     tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
     tensor->input.scale_inverse = &tensor->input_scale_inverse;
+    tensor->known_amax = reducer->options.inputs_have_amax ? inputs[i].amax : NULL;
+    if (tensor->known_amax) tensor->known_amax_value = *tensor->known_amax;
     tensor->input.amax = NULL;
     if (is_for(reducer, tensor)) {
       const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
