@@ -145,6 +145,7 @@ static fp8core_status copy_parameters(fp8zero_sharded *sharded, const fp8zero_pa
     tensor->weight_dtype = parameters[i].weight_dtype;
     tensor->gradient_dtype = parameters[i].gradient_dtype;
     tensor->part = parameters[i].part;
+    tensor->replicated = parameters[i].replicated != 0;
   }
   sharded->part_count = parameters[sharded->tensor_count - 1].part + 1;
   return check_names(sharded);
@@ -412,6 +413,8 @@ static fp8core_status make_squares(fp8zero_sharded *sharded) {
     total += sharded->square_counts[rank];
   }
   if (sharded->options.stage == 0) total = sharded->tensor_count + 1;
+  FP8ZERO_TRY(table(sharded, 2 * (int64_t)fp8comm_communicator_size(sharded->options.model_communicator),
+                    sizeof(*sharded->model_sums), &sharded->model_sums));
   return table(sharded, total, sizeof(*sharded->squares), &sharded->squares);
 }
 
@@ -506,6 +509,7 @@ static uint64_t hash_tensor(const fp8zero_sharded *sharded, int64_t index) {
                          (int)tensor->weight_dtype,
                          (int)tensor->gradient_dtype,
                          tensor->part,
+                         tensor->replicated,
                          sharded->parts[tensor->part].weights_stay,
                          sharded->parts[tensor->part].gradients_stay};
   uint64_t value = hash(HASH_SEED, numbers, sizeof(numbers));
@@ -545,6 +549,7 @@ enum {
   TOLD_MICRO_BATCHES,
   TOLD_WEIGHT_BUFFERS,
   TOLD_GRADIENT_BUFFERS,
+  TOLD_MODEL,
   TOLD_PARAMETERS,
   TOLD_GROUPS,
   TOLD_ADAMW,
@@ -553,9 +558,18 @@ enum {
   TOLD_PARAMETER_VALUES,
   TOLD
 };
-static const char *const told_names[TOLD] = {
-  NULL,          "stage",         "micro_batches",    "weight_buffers", "gradient_buffers", "parameter_count",
-  "group_count", "adamw options", "gradient options", "groups",         "parameters"};
+static const char *const told_names[TOLD] = {NULL,
+                                             "stage",
+                                             "micro_batches",
+                                             "weight_buffers",
+                                             "gradient_buffers",
+                                             "size of model_communicator",
+                                             "parameter_count",
+                                             "group_count",
+                                             "adamw options",
+                                             "gradient options",
+                                             "groups",
+                                             "parameters"};
 
 // The first parameter of which this rank was told something else than rank 0; and the lowest such rank.
 static fp8core_status tell_parameter(fp8zero_sharded *sharded, int differing) {
@@ -594,6 +608,7 @@ fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, in
     own[TOLD_MICRO_BATCHES] = options->micro_batches;
     own[TOLD_WEIGHT_BUFFERS] = options->weight_buffers;
     own[TOLD_GRADIENT_BUFFERS] = options->gradient_buffers;
+    own[TOLD_MODEL] = fp8comm_communicator_size(options->model_communicator);
     own[TOLD_PARAMETERS] = sharded->tensor_count;
     own[TOLD_GROUPS] = group_count;
     own[TOLD_ADAMW] = (int64_t)hash_adamw(&options->adamw);

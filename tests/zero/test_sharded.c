@@ -22,6 +22,10 @@ typedef struct model {
   fp8zero_parameter parameters[MOST];
   int groups;
   fp8optim_group group[2];
+  // Where the model is divided: which part of it this is. Its gradients are others but for replicated tensors.
+  int division;
+  // In which step the second division has an infinity; below 0: never.
+  int spoiled_step;
 } model;
 
 static const char *const names[MOST] = {"wte", "wpe", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l",
@@ -44,6 +48,7 @@ static void add(model *m, int part, int64_t rows, int64_t columns, fp8core_dtype
 
 static void finish(model *m) {
   m->groups = 2;
+  m->spoiled_step = -1;
   m->group[0] = m->group[1] = fp8optim_group_default();
   m->group[1].learning_rate = 3e-3;
   m->group[1].weight_decay = 0;
@@ -93,9 +98,12 @@ static void part_of(const model *m, int part, int *first, int *count) {
 
 // What a rank's model computed: another one on each rank, in each step and micro-batch, unless all ranks are alike.
 static void gradient_values(const model *m, int index, int rank, int step, int micro, float *values) {
-  test_random random = {(uint64_t)(((index * 64 + rank) * 64 + step) * 64 + micro)};
+  const int source = rank + (m->parameters[index].replicated ? 0 : 8 * m->division);
+  test_random random = {(uint64_t)(((index * 64 + source) * 64 + step) * 64 + micro)};
   const int64_t elements = elements_of(m, index);
   for (int64_t i = 0; i < elements; i++) values[i] = (float)(test_random_normal(&random) * (1 + index % 3));
+  // An FP32 gradient.
+  if (step == m->spoiled_step && m->division == 1 && index == 3 && rank == 0) values[70] = INFINITY;
 }
 
 static const float e5m2_scale_inverse = 0.25f;
@@ -967,6 +975,72 @@ static void ranks_that_leave(void **unused) {
   }
 }
 
+// --- Models that are divided ---
+
+// Two ranks of each of two divisions: the norm is that of the whole model.
+static void run_divided(fp8comm_communicator *world, void *data) {
+  const int stage = *(const int *)data;
+  const int world_rank = fp8comm_communicator_rank(world);
+  fp8comm_communicator *communicator = NULL;
+  fp8comm_communicator *division = NULL;
+  run r = run_of(make_transformer, stage);
+  fp8core_context *context = NULL;
+  fp8zero_sharded *sharded = NULL;
+  reference beside;
+  char what[256] = "";
+  void *own[MOST] = {NULL};
+  fp8optim_step_options step_options = fp8optim_step_options_default();
+  step_options.max_norm = 1.0f;
+  rank_ok(world, fp8comm_communicator_split(world, world_rank % 2, world_rank, &communicator));
+  rank_ok(world, fp8comm_communicator_split(world, world_rank / 2, world_rank, &division));
+  const int rank = fp8comm_communicator_rank(communicator);
+  r.m.division = fp8comm_communicator_rank(division);
+  r.m.spoiled_step = 2;
+  for (int i = 0; i < r.m.count; i++) r.m.parameters[i].replicated = i % 4 == 1;
+  r.options.model_communicator = division;
+  rank_ok(world, context_of(&context));
+  rank_ok(world, reference_create(&beside, &r.m, communicator, &r.options));
+  rank_ok(world, CREATE());
+  rank_ok(world, set_masters(&r.m, sharded, beside.adamw));
+  rank_ok(world, fp8zero_sharded_publish(sharded));
+  for (int step = 0; step < 4; step++) {
+    double squares[MOST];
+    double sums[4];
+    fp8optim_step_report expected;
+    fp8optim_step_report found;
+    int nonfinite;
+    rank_ok(world, pass(&r, sharded, beside.adamw, rank, step, 0, own, what, sizeof(what)));
+    rank_check(world, !what[0], "stage %d, step %d: %s", stage, step, what);
+    rank_ok(world, fp8zero_sharded_step(sharded, &step_options, &found));
+    rank_ok(world, reference_reduce(&beside, &r.m, rank, step, 1, 0));
+    rank_ok(world, fp8optim_adamw_step_measure(beside.adamw, beside.means, squares, &nonfinite));
+    double sum = 0.0;
+    for (int i = 0; i < r.m.count; i++)
+      if (!r.m.parameters[i].replicated || r.m.division == 0) sum += squares[i];
+    const double told_by_this[2] = {sum, nonfinite};
+    rank_ok(world, fp8comm_all_gather(division, told_by_this, sums, 2, FP8COMM_FP64));
+    rank_ok(world, fp8optim_adamw_step_begin(beside.adamw, sums[0] + sums[2], sums[1] + sums[3] > 0, &step_options,
+                                             &expected));
+    rank_ok(world, fp8optim_adamw_step_update(beside.adamw, 0, r.m.count));
+    rank_ok(world, fp8optim_adamw_step_end(beside.adamw, NULL));
+    rank_check(world, same_report(&found, &expected), "stage %d, step %d: norm %.9g, expected %.9g", stage, step,
+               (double)found.gradient_norm, (double)expected.gradient_norm);
+    rank_check(world, found.skipped == (step == 2), "stage %d, step %d: skipped %d", stage, step, found.skipped);
+    rank_check(world, same_states(&r.m, sharded, beside.adamw, what, sizeof(what)), "stage %d, step %d: %s", stage,
+               step, what);
+  }
+  fp8zero_sharded_destroy(&sharded);
+  reference_destroy(&beside);
+  fp8core_context_destroy(&context);
+  fp8comm_communicator_destroy(&division);
+  fp8comm_communicator_destroy(&communicator);
+}
+
+static void divided_models(void **unused) {
+  (void)unused;
+  for (int stage = 0; stage <= 3; stage++) run_ranks(4, 0, run_divided, &stage);
+}
+
 // --- A rank that cannot take a step ---
 
 static void run_unable(fp8comm_communicator *communicator, void *data) {
@@ -1428,6 +1502,7 @@ int main(int count, char **arguments) {
     cmocka_unit_test(bad_creations),
     cmocka_unit_test(disagreements),
     cmocka_unit_test(ranks_that_leave),
+    cmocka_unit_test(divided_models),
     cmocka_unit_test(unable_to_step),
     cmocka_unit_test(memory_and_traffic),
     cmocka_unit_test(memory_as_allocated),

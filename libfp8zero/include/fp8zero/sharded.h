@@ -72,9 +72,16 @@ typedef struct fp8zero_sharded_options {
    * tied to the output. Read during the creation.
    */
   const int *resident;
+  /**
+   * NULL, or the ranks that have the other tensors of the same model, where tensors or layers are divided too (tensor
+   * and pipeline parallelism): the norm is then over these as well, summed in the order of its ranks, and what one of
+   * them must skip, or cannot do, all do. It must outlive the handle; fp8zero_sharded_step() is collective over it.
+   */
+  fp8comm_communicator *model_communicator;
 } fp8zero_sharded_options;
 
-/** Stage 1, the defaults of optimizer and reduction, one micro-batch, two buffers of each kind, nothing resident. */
+/** Stage 1, the defaults of optimizer and reduction, one micro-batch, two buffers of each kind, nothing resident, the
+ * whole model on each rank. */
 static inline fp8zero_sharded_options fp8zero_sharded_options_default(void) {
   fp8zero_sharded_options options;
   options.size = sizeof(options);
@@ -85,6 +92,7 @@ static inline fp8zero_sharded_options fp8zero_sharded_options_default(void) {
   options.weight_buffers = 2;
   options.gradient_buffers = 2;
   options.resident = NULL;
+  options.model_communicator = NULL;
   return options;
 }
 
@@ -102,6 +110,9 @@ typedef struct fp8zero_parameter {
   fp8core_dtype gradient_dtype;
   /** 0 for the first parameter, then that of the one before or the next number. */
   int part;
+  /** Non-zero: every rank of the model's communicator has this tensor, with the same gradient, and rank 0 of it alone
+   * counts it in the norm. Without that communicator it says nothing. */
+  int replicated;
 } fp8zero_parameter;
 
 /** A matrix of part \p part and group 0, with an E4M3 weight and an FP32 gradient. */
@@ -117,6 +128,7 @@ static inline fp8zero_parameter fp8zero_parameter_create(const char *name, int64
   parameter.weight_dtype = FP8CORE_E4M3;
   parameter.gradient_dtype = FP8CORE_FP32;
   parameter.part = part;
+  parameter.replicated = 0;
   return parameter;
 }
 
