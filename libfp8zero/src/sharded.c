@@ -273,11 +273,36 @@ fp8core_status fp8zero_sharded_gradient(const fp8zero_sharded *sharded, int64_t 
   if (!data) return fp8zero_invalid("data of fp8zero_sharded_gradient() is NULL, expected where to put the address");
   const fp8zero_tensor *tensor = &sharded->tensors[index];
   const fp8zero_part *part = &sharded->parts[tensor->part];
+  if (!sharded->options.gradient_memory)
+    return fp8zero_invalid("the gradient of \"%s\" is in memory of the model's own, as gradient_memory is 0",
+                           tensor->name);
   if (!part->writable)
     return fp8zero_invalid("part %d has no memory for the gradient of \"%s\", expected fp8zero_sharded_acquire() for "
                            "backward before it and no reduction since",
                            tensor->part, tensor->name);
   *data = tensor->elements > 0 ? part->gradients + tensor->gradient_offset : NULL;
+  return FP8CORE_OK;
+}
+
+// Whether a mean is written to where the model's own gradient is.
+static int means_are_in_place(const fp8zero_sharded *sharded) {
+  return !sharded->options.gradient_memory && (sharded->options.stage < 2 || sharded->options.micro_batches > 1);
+}
+
+static fp8core_status check_place(const fp8zero_sharded *sharded, const fp8zero_tensor *tensor,
+                                  const fp8core_tensor *gradient) {
+  const int64_t bytes = tensor->elements * (int64_t)fp8core_dtype_size(gradient->dtype);
+  if (fp8core_dtype_size(gradient->dtype) < fp8core_dtype_size(sharded->mean_dtype))
+    return fp8zero_invalid(
+      "the gradient of parameter \"%s\" is %s, expected at least the %zu bytes of %s, whose mean takes "
+      "its place",
+      tensor->name, fp8core_dtype_name(gradient->dtype), fp8core_dtype_size(sharded->mean_dtype),
+      fp8core_dtype_name(sharded->mean_dtype));
+  if (fp8core_tensor_span_bytes(gradient) != bytes)
+    return fp8zero_invalid(
+      "the gradient of parameter \"%s\" has a row stride of %lld, expected contiguous memory, as its "
+      "mean takes its place",
+      tensor->name, (long long)gradient->row_stride);
   return FP8CORE_OK;
 }
 
@@ -296,6 +321,7 @@ static fp8core_status check_gradients(const fp8zero_sharded *sharded, const fp8z
                              (long long)elements, (long long)tensor->elements);
     if (gradients[i].device.type != FP8CORE_DEVICE_CPU)
       return fp8zero_invalid("the gradient of parameter \"%s\" is on a GPU, expected host memory", tensor->name);
+    if (elements > 0 && means_are_in_place(sharded)) FP8ZERO_TRY(check_place(sharded, tensor, &gradients[i]));
   }
   return FP8CORE_OK;
 }
@@ -307,13 +333,16 @@ static fp8core_status reduce(fp8zero_sharded *sharded, int index, const fp8core_
   for (int64_t i = part->first; i < part->first + part->count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
     sharded->inputs[i] = gradients[i - part->first];
-    if (sharded->options.micro_batches > 1 && tensor->elements > 0)
+    if (tensor->elements == 0) continue;
+    if (means_are_in_place(sharded))
+      sharded->means[i].data = gradients[i - part->first].data;
+    else if (sharded->options.micro_batches > 1)
       sharded->means[i].data = part->gradients + tensor->gradient_offset;
   }
   part->reductions++;
   part->reducing = 1;
   part->ticket = sharded->tickets++;
-  if (sharded->options.stage >= 2) part->writable = 0;
+  if (sharded->options.stage >= 2 && sharded->options.gradient_memory) part->writable = 0;
   sharded->round_parts++;
   for (int64_t i = 0; i < part->bucket_count; i++)
     FP8ZERO_TRY(fp8comm_gradient_start(sharded->reducer, part->first_bucket + i, sharded->inputs, sharded->means));
@@ -576,9 +605,12 @@ static void end_step(fp8zero_sharded *sharded) {
 
 static void find_means(fp8zero_sharded *sharded) {
   if (sharded->options.micro_batches > 1) return;
-  for (int64_t i = 0; i < sharded->tensor_count; i++)
-    if (sharded->tensors[i].local >= 0)
-      sharded->local_gradients[sharded->tensors[i].local].scale_inverse = sharded->means[i].scale_inverse;
+  for (int64_t i = 0; i < sharded->tensor_count; i++) {
+    if (sharded->tensors[i].local < 0) continue;
+    fp8core_tensor *gradient = &sharded->local_gradients[sharded->tensors[i].local];
+    gradient->data = sharded->means[i].data;
+    gradient->scale_inverse = sharded->means[i].scale_inverse;
+  }
 }
 
 static fp8core_status update(fp8zero_sharded *sharded, const fp8optim_step_options *options,

@@ -235,7 +235,7 @@ static fp8core_status place(fp8zero_sharded *sharded, const int *resident) {
     int64_t bucket_bytes = 0;
     part->counts = sharded->counts + (int64_t)p * sharded->size;
     part->weights_stay = sharded->options.stage < 3 || (resident && resident[p]);
-    part->gradients_stay = sharded->options.stage < 2 || (resident && resident[p]);
+    part->gradients_stay = sharded->options.stage < 2 || !sharded->options.gradient_memory || (resident && resident[p]);
     part->local_first = local;
     part->first_bucket = buckets;
     place_weights(sharded, part);
@@ -316,7 +316,7 @@ static fp8core_status allocate_gradients(fp8zero_sharded *sharded) {
   int parts = 0;
   for (int p = 0; p < sharded->part_count; p++) {
     const fp8zero_part *part = &sharded->parts[p];
-    bytes += part->gradients_stay ? part->gradient_bytes : 0;
+    if (part->gradients_stay && sharded->options.gradient_memory) bytes += part->gradient_bytes;
     if (part->gradients_stay) continue;
     parts++;
     largest = maximum(largest, part->gradient_bytes);
@@ -357,7 +357,8 @@ static fp8core_status describe_gradients(fp8zero_sharded *sharded) {
   for (int64_t i = 0; i < sharded->tensor_count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
     const fp8zero_part *part = &sharded->parts[tensor->part];
-    void *data = stage < 2 && tensor->elements > 0 ? part->gradients + tensor->gradient_offset : NULL;
+    void *data =
+      stage < 2 && part->gradients && tensor->elements > 0 ? part->gradients + tensor->gradient_offset : NULL;
     if (stage >= 2 && tensor->local >= 0 && tensor->elements > 0) {
       data = at;
       at += aligned(tensor->elements * (int64_t)(sums ? sizeof(float) : fp8core_dtype_size(sharded->mean_dtype)));
@@ -549,6 +550,7 @@ enum {
   TOLD_MICRO_BATCHES,
   TOLD_WEIGHT_BUFFERS,
   TOLD_GRADIENT_BUFFERS,
+  TOLD_GRADIENT_MEMORY,
   TOLD_MODEL,
   TOLD_PARAMETERS,
   TOLD_GROUPS,
@@ -558,18 +560,20 @@ enum {
   TOLD_PARAMETER_VALUES,
   TOLD
 };
-static const char *const told_names[TOLD] = {NULL,
-                                             "stage",
-                                             "micro_batches",
-                                             "weight_buffers",
-                                             "gradient_buffers",
-                                             "size of model_communicator",
-                                             "parameter_count",
-                                             "group_count",
-                                             "adamw options",
-                                             "gradient options",
-                                             "groups",
-                                             "parameters"};
+static const char *const told_names[TOLD] = {
+  [TOLD_STAGE] = "stage",
+  [TOLD_MICRO_BATCHES] = "micro_batches",
+  [TOLD_WEIGHT_BUFFERS] = "weight_buffers",
+  [TOLD_GRADIENT_BUFFERS] = "gradient_buffers",
+  [TOLD_GRADIENT_MEMORY] = "gradient_memory",
+  [TOLD_MODEL] = "size of model_communicator",
+  [TOLD_PARAMETERS] = "parameter_count",
+  [TOLD_GROUPS] = "group_count",
+  [TOLD_ADAMW] = "adamw options",
+  [TOLD_GRADIENT] = "gradient options",
+  [TOLD_GROUP_VALUES] = "groups",
+  [TOLD_PARAMETER_VALUES] = "parameters",
+};
 
 // The first parameter of which this rank was told something else than rank 0; and the lowest such rank.
 static fp8core_status tell_parameter(fp8zero_sharded *sharded, int differing) {
@@ -608,6 +612,7 @@ fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, in
     own[TOLD_MICRO_BATCHES] = options->micro_batches;
     own[TOLD_WEIGHT_BUFFERS] = options->weight_buffers;
     own[TOLD_GRADIENT_BUFFERS] = options->gradient_buffers;
+    own[TOLD_GRADIENT_MEMORY] = options->gradient_memory != 0;
     own[TOLD_MODEL] = fp8comm_communicator_size(options->model_communicator);
     own[TOLD_PARAMETERS] = sharded->tensor_count;
     own[TOLD_GROUPS] = group_count;

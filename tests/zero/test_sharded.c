@@ -469,10 +469,16 @@ static void buffers_and_places(void **unused) {
       run_ranks(2, 0, run_beside_reference, &r);
     }
   }
-  for (int stage = 0; stage <= 1; stage++) {
+  for (int stage = 0; stage <= 3; stage++) {
     run r = run_of(make_transformer, stage);
     r.elsewhere = 1;
     run_ranks(3, 0, run_beside_reference, &r);
+    // The model's own memory, and no other.
+    r.options.gradient_memory = 0;
+    run_ranks(3, 0, run_beside_reference, &r);
+    r.resident[0] = r.tied = 1;
+    r.options.micro_batches = stage >= 2 ? 3 : 1;
+    run_ranks(4, 0, run_beside_reference, &r);
   }
 }
 
@@ -689,7 +695,41 @@ static void not_finite(void **unused) {
   }
 }
 
+#define CREATE()                                                                                                       \
+  fp8zero_sharded_create(&sharded, communicator, context, &r.options, r.m.count, r.m.parameters, r.m.groups, r.m.group)
+
 // --- Calls that are refused ---
+
+// Where means take the place of gradients in the model's own memory.
+static void run_refused_places(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  run r = run_of(make_transformer, 1);
+  fp8core_context *context = NULL;
+  fp8zero_sharded *sharded = NULL;
+  fp8zero_memory memory;
+  fp8core_tensor gradients[MOST];
+  void *address;
+  float *values = calloc(8192, sizeof(*values));
+  r.options.gradient_memory = 0;
+  r.options.gradient.algorithm = FP8COMM_BASELINE_BF16;
+  rank_ok(communicator, context_of(&context));
+  rank_ok(communicator, CREATE());
+  rank_ok(communicator, fp8zero_sharded_memory(sharded, &memory));
+  rank_check(communicator, memory.gradient_bytes + memory.gradient_buffer_bytes + memory.mean_gradient_bytes == 0,
+             "memory for gradients");
+  REFUSED(fp8zero_sharded_gradient(sharded, 2, &address), "the gradient of \"c\" is in memory of the model's own");
+  for (int i = 0; i < r.m.count; i++)
+    gradients[i] = fp8core_tensor_create(values, r.m.parameters[i].gradient_dtype, r.m.parameters[i].dimensions,
+                                         r.m.parameters[i].shape);
+  REFUSED(fp8zero_sharded_reduce(sharded, 1, gradients + 2),
+          "the gradient of parameter \"c\" is e4m3, expected at least the 2 bytes of bf16, whose mean takes its place");
+  gradients[0].row_stride = 25;
+  REFUSED(fp8zero_sharded_reduce(sharded, 0, gradients),
+          "the gradient of parameter \"wte\" has a row stride of 25, expected contiguous memory");
+  fp8zero_sharded_destroy(&sharded);
+  fp8core_context_destroy(&context);
+  free(values);
+}
 
 static void run_refused(fp8comm_communicator *communicator, void *data) {
   const int stage = *(const int *)data;
@@ -794,6 +834,7 @@ static void run_refused(fp8comm_communicator *communicator, void *data) {
 static void refused_calls(void **unused) {
   (void)unused;
   for (int stage = 0; stage <= 3; stage++) run_ranks(2, 0, run_refused, &stage);
+  run_ranks(2, 0, run_refused_places, NULL);
 }
 
 static void run_bad_creation(fp8comm_communicator *communicator, void *data) {
@@ -802,8 +843,6 @@ static void run_bad_creation(fp8comm_communicator *communicator, void *data) {
   fp8core_context *context = NULL;
   fp8zero_sharded *sharded = NULL;
   rank_ok(communicator, context_of(&context));
-#define CREATE()                                                                                                       \
-  fp8zero_sharded_create(&sharded, communicator, context, &r.options, r.m.count, r.m.parameters, r.m.groups, r.m.group)
 #define BAD(change, text)                                                                                              \
   do {                                                                                                                 \
     const run kept = r;                                                                                                \

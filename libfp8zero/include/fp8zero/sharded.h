@@ -67,6 +67,13 @@ typedef struct fp8zero_sharded_options {
    * reduced while the next is computed. At most as many as there are. */
   int gradient_buffers;
   /**
+   * Zero: the model has memory of its own for gradients, and none is made here. Where means take the place of gradients
+   * (stages 0 and 1, or several micro-batches), what fp8zero_sharded_reduce() is given must be contiguous, with
+   * elements of at least the size of the means' (1 byte with FP8 on the wire, else that of the baseline).
+   * gradient_buffers are not used.
+   */
+  int gradient_memory;
+  /**
    * NULL, or one a part: non-zero keeps memory of its own for the part's weights and gradients in every stage (and
    * gathers its weights once a step): for parts that are held while others come and go, such as an embedding that is
    * tied to the output. Read during the creation.
@@ -80,8 +87,8 @@ typedef struct fp8zero_sharded_options {
   fp8comm_communicator *model_communicator;
 } fp8zero_sharded_options;
 
-/** Stage 1, the defaults of optimizer and reduction, one micro-batch, two buffers of each kind, nothing resident, the
- * whole model on each rank. */
+/** Stage 1, the defaults of optimizer and reduction, one micro-batch, two buffers of each kind, memory for gradients,
+ * nothing resident, the whole model on each rank. */
 static inline fp8zero_sharded_options fp8zero_sharded_options_default(void) {
   fp8zero_sharded_options options;
   options.size = sizeof(options);
@@ -91,6 +98,7 @@ static inline fp8zero_sharded_options fp8zero_sharded_options_default(void) {
   options.micro_batches = 1;
   options.weight_buffers = 2;
   options.gradient_buffers = 2;
+  options.gradient_memory = 1;
   options.resident = NULL;
   options.model_communicator = NULL;
   return options;
@@ -193,7 +201,8 @@ FP8ZERO_API fp8core_status fp8zero_sharded_weight(const fp8zero_sharded *sharded
  * backward until reduce. The reduction works in place: what it leaves there is undefined.
  *
  * \param data receives NULL for a parameter without elements.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for an index out of range, or a part that has no such memory at the time.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for an index out of range, a part that has no such memory at the time, or
+ *         options without gradient_memory.
  */
 FP8ZERO_API fp8core_status fp8zero_sharded_gradient(const fp8zero_sharded *sharded, int64_t index, void **data);
 
@@ -218,7 +227,8 @@ FP8ZERO_API fp8core_status fp8zero_sharded_release(fp8zero_sharded *sharded, int
  * \param gradients of the part's parameters, in their order: of any shape with as many elements, dtype, row stride and
  *        scale_inverse, which is read in this call. The data is usually where fp8zero_sharded_gradient() told; it is
  *        then no longer the caller's, until the step in stages 0 and 1, until the next acquire for backward in 2 and 3.
- *        It may be elsewhere, apart from it, and must then stay as it is until the step, or the part's next reduction.
+ *        It may be elsewhere, apart from it, and must then stay as it is until the step, or the part's next acquire for
+ *        backward in stages 2 and 3. Without gradient_memory it is elsewhere, and means may be written there.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid or has another size, a part that was reduced in
  *         this micro-batch already or has no memory for gradients; those of communicator.h.
  */
