@@ -23,6 +23,7 @@ typedef struct fp8zero_tensor {
   fp8core_dtype weight_dtype;
   fp8core_dtype gradient_dtype;
   int part;
+  int replicated;
   int owner;
   // In this rank's optimizer; -1: not there.
   int64_t local;
@@ -95,6 +96,8 @@ struct fp8zero_sharded {
   double *squares;
   int64_t *square_counts;
   int64_t *square_begins;
+  // What the ranks of the model's communicator tell, two numbers each.
+  double *model_sums;
   fp8comm_gradient_reducer *reducer;
   fp8core_tensor *inputs;
   fp8core_tensor *means;

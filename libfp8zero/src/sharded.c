@@ -98,6 +98,7 @@ void fp8zero_sharded_destroy(fp8zero_sharded **sharded) {
   free(gone->squares);
   free(gone->square_counts);
   free(gone->square_begins);
+  free(gone->model_sums);
   free(gone->inputs);
   free(gone->means);
   free(gone->local_gradients);
@@ -272,11 +273,36 @@ fp8core_status fp8zero_sharded_gradient(const fp8zero_sharded *sharded, int64_t 
   if (!data) return fp8zero_invalid("data of fp8zero_sharded_gradient() is NULL, expected where to put the address");
   const fp8zero_tensor *tensor = &sharded->tensors[index];
   const fp8zero_part *part = &sharded->parts[tensor->part];
+  if (!sharded->options.gradient_memory)
+    return fp8zero_invalid("the gradient of \"%s\" is in memory of the model's own, as gradient_memory is 0",
+                           tensor->name);
   if (!part->writable)
     return fp8zero_invalid("part %d has no memory for the gradient of \"%s\", expected fp8zero_sharded_acquire() for "
                            "backward before it and no reduction since",
                            tensor->part, tensor->name);
   *data = tensor->elements > 0 ? part->gradients + tensor->gradient_offset : NULL;
+  return FP8CORE_OK;
+}
+
+// Whether a mean is written to where the model's own gradient is.
+static int means_are_in_place(const fp8zero_sharded *sharded) {
+  return !sharded->options.gradient_memory && (sharded->options.stage < 2 || sharded->options.micro_batches > 1);
+}
+
+static fp8core_status check_place(const fp8zero_sharded *sharded, const fp8zero_tensor *tensor,
+                                  const fp8core_tensor *gradient) {
+  const int64_t bytes = tensor->elements * (int64_t)fp8core_dtype_size(gradient->dtype);
+  if (fp8core_dtype_size(gradient->dtype) < fp8core_dtype_size(sharded->mean_dtype))
+    return fp8zero_invalid(
+      "the gradient of parameter \"%s\" is %s, expected at least the %zu bytes of %s, whose mean takes "
+      "its place",
+      tensor->name, fp8core_dtype_name(gradient->dtype), fp8core_dtype_size(sharded->mean_dtype),
+      fp8core_dtype_name(sharded->mean_dtype));
+  if (fp8core_tensor_span_bytes(gradient) != bytes)
+    return fp8zero_invalid(
+      "the gradient of parameter \"%s\" has a row stride of %lld, expected contiguous memory, as its "
+      "mean takes its place",
+      tensor->name, (long long)gradient->row_stride);
   return FP8CORE_OK;
 }
 
@@ -295,6 +321,7 @@ static fp8core_status check_gradients(const fp8zero_sharded *sharded, const fp8z
                              (long long)elements, (long long)tensor->elements);
     if (gradients[i].device.type != FP8CORE_DEVICE_CPU)
       return fp8zero_invalid("the gradient of parameter \"%s\" is on a GPU, expected host memory", tensor->name);
+    if (elements > 0 && means_are_in_place(sharded)) FP8ZERO_TRY(check_place(sharded, tensor, &gradients[i]));
   }
   return FP8CORE_OK;
 }
@@ -306,13 +333,16 @@ static fp8core_status reduce(fp8zero_sharded *sharded, int index, const fp8core_
   for (int64_t i = part->first; i < part->first + part->count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
     sharded->inputs[i] = gradients[i - part->first];
-    if (sharded->options.micro_batches > 1 && tensor->elements > 0)
+    if (tensor->elements == 0) continue;
+    if (means_are_in_place(sharded))
+      sharded->means[i].data = gradients[i - part->first].data;
+    else if (sharded->options.micro_batches > 1)
       sharded->means[i].data = part->gradients + tensor->gradient_offset;
   }
   part->reductions++;
   part->reducing = 1;
   part->ticket = sharded->tickets++;
-  if (sharded->options.stage >= 2) part->writable = 0;
+  if (sharded->options.stage >= 2 && sharded->options.gradient_memory) part->writable = 0;
   sharded->round_parts++;
   for (int64_t i = 0; i < part->bucket_count; i++)
     FP8ZERO_TRY(fp8comm_gradient_start(sharded->reducer, part->first_bucket + i, sharded->inputs, sharded->means));
@@ -457,37 +487,93 @@ static fp8core_status check_step_options(const fp8optim_step_options *options) {
   return FP8CORE_OK;
 }
 
-// What a rank tells behind its squares.
+// What ranks decide on together before a step: the sum of squares of all gradients, whether any is not finite, and
+// whether a rank could not measure its own: where, and its number, or -1.
+typedef struct verdict {
+  double sum;
+  int nonfinite;
+  const char *where;
+  int failed;
+} verdict;
+
+// What a rank tells beside its squares.
 enum { TELLS_NOTHING = 0, TELLS_NONFINITE = 1, TELLS_FAILURE = 2 };
 
-// The squares of all tensors, in their order, and whether any is not finite.
-static fp8core_status exchange_squares(fp8zero_sharded *sharded, fp8core_status measured, int *nonfinite, double *sum) {
+static double told(const verdict *one) {
+  return one->failed >= 0 ? TELLS_FAILURE : one->nonfinite ? TELLS_NONFINITE : TELLS_NOTHING;
+}
+
+static void hear(verdict *one, double told_by_rank, const char *where, int rank) {
+  if (told_by_rank == TELLS_NONFINITE) one->nonfinite = 1;
+  if (told_by_rank != TELLS_FAILURE || one->failed >= 0) return;
+  one->failed = rank;
+  one->where = where;
+}
+
+// Whether a tensor's squares count here, or on another rank of the model.
+static int counts(const fp8zero_sharded *sharded, const fp8zero_tensor *tensor) {
+  return !tensor->replicated || fp8comm_communicator_rank(sharded->options.model_communicator) == 0;
+}
+
+// The squares of all owners, in the order of tensors.
+static fp8core_status exchange_squares(fp8zero_sharded *sharded, verdict *common) {
   double *own = sharded->squares + sharded->square_begins[sharded->rank];
-  char message[512] = "";
-  own[sharded->square_counts[sharded->rank] - 1] = measured != FP8CORE_OK ? TELLS_FAILURE
-                                                   : *nonfinite           ? TELLS_NONFINITE
-                                                                          : TELLS_NOTHING;
-  if (measured != FP8CORE_OK) strncpy(message, fp8core_last_error(), sizeof(message) - 1);
-  const uint64_t before = sent(sharded);
+  own[sharded->square_counts[sharded->rank] - 1] = told(common);
   FP8ZERO_TRY(fp8comm_all_gatherv(sharded->communicator, own, sharded->squares, sharded->square_counts, FP8COMM_FP64));
-  sharded->control_bytes += sent(sharded) - before;
-  if (measured != FP8CORE_OK) return fp8core_set_last_error(measured, "%s", message);
-  for (int rank = 0; rank < sharded->size; rank++) {
-    const double told = sharded->squares[sharded->square_begins[rank] + sharded->square_counts[rank] - 1];
-    if (told == TELLS_FAILURE)
-      return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d could not take the step, whose gradients it measured",
-                                    rank);
-    if (told == TELLS_NONFINITE) *nonfinite = 1;
-  }
-  // Each rank's are in the order of tensors too: next[rank] of them are done with.
+  for (int rank = 0; rank < sharded->size; rank++)
+    hear(common, sharded->squares[sharded->square_begins[rank] + sharded->square_counts[rank] - 1], "", rank);
+  // Each rank's are in the order of tensors too: next[rank] of them are done with, in the end as many as there are.
   int64_t *next = sharded->owned;
   memset(next, 0, (size_t)sharded->size * sizeof(*next));
-  *sum = 0.0;
   for (int64_t i = 0; i < sharded->tensor_count; i++) {
-    const int owner = sharded->tensors[i].owner;
-    *sum += sharded->squares[sharded->square_begins[owner] + next[owner]++];
+    const fp8zero_tensor *tensor = &sharded->tensors[i];
+    const double square = sharded->squares[sharded->square_begins[tensor->owner] + next[tensor->owner]++];
+    if (counts(sharded, tensor)) common->sum += square;
   }
   return FP8CORE_OK;
+}
+
+// The sums of all ranks of the model, in their order.
+static fp8core_status exchange_sums(fp8zero_sharded *sharded, verdict *common) {
+  fp8comm_communicator *model = sharded->options.model_communicator;
+  double *sums = sharded->model_sums;
+  double *own = sums + 2 * (ptrdiff_t)fp8comm_communicator_rank(model);
+  own[0] = common->sum;
+  own[1] = told(common);
+  FP8ZERO_TRY(fp8comm_all_gather(model, own, sums, 2, FP8COMM_FP64));
+  common->sum = 0.0;
+  for (int rank = 0; rank < fp8comm_communicator_size(model); rank++) {
+    common->sum += sums[2 * rank];
+    hear(common, sums[2 * rank + 1], " of the model's communicator", rank);
+  }
+  return FP8CORE_OK;
+}
+
+// Measures this rank's gradients, and decides with the others. Only a failure of a communicator ends it early, so that
+// every rank hears of what another one cannot do.
+static fp8core_status measure(fp8zero_sharded *sharded, verdict *common) {
+  const int all = sharded->options.stage == 0;
+  double *squares = sharded->squares + (all ? 0 : sharded->square_begins[sharded->rank]);
+  char message[512] = "";
+  const verdict nothing = {0.0, 0, "", -1};
+  *common = nothing;
+  const fp8core_status measured =
+    fp8optim_adamw_step_measure(sharded->adamw, sharded->local_gradients, squares, &common->nonfinite);
+  if (measured != FP8CORE_OK) {
+    strncpy(message, fp8core_last_error(), sizeof(message) - 1);
+    common->nonfinite = 0;
+    common->failed = sharded->rank;
+  }
+  for (int64_t i = 0; i < sharded->tensor_count && all; i++)
+    if (counts(sharded, &sharded->tensors[i])) common->sum += squares[i];
+  const uint64_t before = sent(sharded);
+  if (!all) FP8ZERO_TRY(exchange_squares(sharded, common));
+  if (sharded->options.model_communicator) FP8ZERO_TRY(exchange_sums(sharded, common));
+  sharded->control_bytes += sent(sharded) - before;
+  if (measured != FP8CORE_OK) return fp8core_set_last_error(measured, "%s", message);
+  if (common->failed < 0) return FP8CORE_OK;
+  return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d%s could not take the step, whose gradients it measured",
+                                common->failed, common->where);
 }
 
 // The scales of this rank's weights to where they travel from.
@@ -527,25 +613,20 @@ static void end_step(fp8zero_sharded *sharded) {
 
 static void find_means(fp8zero_sharded *sharded) {
   if (sharded->options.micro_batches > 1) return;
-  for (int64_t i = 0; i < sharded->tensor_count; i++)
-    if (sharded->tensors[i].local >= 0)
-      sharded->local_gradients[sharded->tensors[i].local].scale_inverse = sharded->means[i].scale_inverse;
+  for (int64_t i = 0; i < sharded->tensor_count; i++) {
+    if (sharded->tensors[i].local < 0) continue;
+    fp8core_tensor *gradient = &sharded->local_gradients[sharded->tensors[i].local];
+    gradient->data = sharded->means[i].data;
+    gradient->scale_inverse = sharded->means[i].scale_inverse;
+  }
 }
 
 static fp8core_status update(fp8zero_sharded *sharded, const fp8optim_step_options *options,
                              fp8optim_step_report *report) {
-  double *squares = sharded->squares + (sharded->options.stage == 0 ? 0 : sharded->square_begins[sharded->rank]);
-  double sum = 0.0;
-  int nonfinite = 0;
+  verdict common;
   find_means(sharded);
-  fp8core_status status = fp8optim_adamw_step_measure(sharded->adamw, sharded->local_gradients, squares, &nonfinite);
-  if (sharded->options.stage > 0) {
-    FP8ZERO_TRY(exchange_squares(sharded, status, &nonfinite, &sum));
-  } else {
-    FP8ZERO_TRY(status);
-    for (int64_t i = 0; i < sharded->tensor_count; i++) sum += squares[i];
-  }
-  FP8ZERO_TRY(fp8optim_adamw_step_begin(sharded->adamw, sum, nonfinite, options, report));
+  FP8ZERO_TRY(measure(sharded, &common));
+  FP8ZERO_TRY(fp8optim_adamw_step_begin(sharded->adamw, common.sum, common.nonfinite, options, report));
   if (!report->skipped) {
     // In the order in which the next forward pass needs them.
     FP8ZERO_TRY(empty_weight_buffers(sharded));

@@ -145,6 +145,7 @@ static fp8core_status copy_parameters(fp8zero_sharded *sharded, const fp8zero_pa
     tensor->weight_dtype = parameters[i].weight_dtype;
     tensor->gradient_dtype = parameters[i].gradient_dtype;
     tensor->part = parameters[i].part;
+    tensor->replicated = parameters[i].replicated != 0;
   }
   sharded->part_count = parameters[sharded->tensor_count - 1].part + 1;
   return check_names(sharded);
@@ -234,7 +235,7 @@ static fp8core_status place(fp8zero_sharded *sharded, const int *resident) {
     int64_t bucket_bytes = 0;
     part->counts = sharded->counts + (int64_t)p * sharded->size;
     part->weights_stay = sharded->options.stage < 3 || (resident && resident[p]);
-    part->gradients_stay = sharded->options.stage < 2 || (resident && resident[p]);
+    part->gradients_stay = sharded->options.stage < 2 || !sharded->options.gradient_memory || (resident && resident[p]);
     part->local_first = local;
     part->first_bucket = buckets;
     place_weights(sharded, part);
@@ -315,7 +316,7 @@ static fp8core_status allocate_gradients(fp8zero_sharded *sharded) {
   int parts = 0;
   for (int p = 0; p < sharded->part_count; p++) {
     const fp8zero_part *part = &sharded->parts[p];
-    bytes += part->gradients_stay ? part->gradient_bytes : 0;
+    if (part->gradients_stay && sharded->options.gradient_memory) bytes += part->gradient_bytes;
     if (part->gradients_stay) continue;
     parts++;
     largest = maximum(largest, part->gradient_bytes);
@@ -356,7 +357,8 @@ static fp8core_status describe_gradients(fp8zero_sharded *sharded) {
   for (int64_t i = 0; i < sharded->tensor_count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
     const fp8zero_part *part = &sharded->parts[tensor->part];
-    void *data = stage < 2 && tensor->elements > 0 ? part->gradients + tensor->gradient_offset : NULL;
+    void *data =
+      stage < 2 && part->gradients && tensor->elements > 0 ? part->gradients + tensor->gradient_offset : NULL;
     if (stage >= 2 && tensor->local >= 0 && tensor->elements > 0) {
       data = at;
       at += aligned(tensor->elements * (int64_t)(sums ? sizeof(float) : fp8core_dtype_size(sharded->mean_dtype)));
@@ -412,6 +414,8 @@ static fp8core_status make_squares(fp8zero_sharded *sharded) {
     total += sharded->square_counts[rank];
   }
   if (sharded->options.stage == 0) total = sharded->tensor_count + 1;
+  FP8ZERO_TRY(table(sharded, 2 * (int64_t)fp8comm_communicator_size(sharded->options.model_communicator),
+                    sizeof(*sharded->model_sums), &sharded->model_sums));
   return table(sharded, total, sizeof(*sharded->squares), &sharded->squares);
 }
 
@@ -506,6 +510,7 @@ static uint64_t hash_tensor(const fp8zero_sharded *sharded, int64_t index) {
                          (int)tensor->weight_dtype,
                          (int)tensor->gradient_dtype,
                          tensor->part,
+                         tensor->replicated,
                          sharded->parts[tensor->part].weights_stay,
                          sharded->parts[tensor->part].gradients_stay};
   uint64_t value = hash(HASH_SEED, numbers, sizeof(numbers));
@@ -545,6 +550,8 @@ enum {
   TOLD_MICRO_BATCHES,
   TOLD_WEIGHT_BUFFERS,
   TOLD_GRADIENT_BUFFERS,
+  TOLD_GRADIENT_MEMORY,
+  TOLD_MODEL,
   TOLD_PARAMETERS,
   TOLD_GROUPS,
   TOLD_ADAMW,
@@ -554,8 +561,19 @@ enum {
   TOLD
 };
 static const char *const told_names[TOLD] = {
-  NULL,          "stage",         "micro_batches",    "weight_buffers", "gradient_buffers", "parameter_count",
-  "group_count", "adamw options", "gradient options", "groups",         "parameters"};
+  [TOLD_STAGE] = "stage",
+  [TOLD_MICRO_BATCHES] = "micro_batches",
+  [TOLD_WEIGHT_BUFFERS] = "weight_buffers",
+  [TOLD_GRADIENT_BUFFERS] = "gradient_buffers",
+  [TOLD_GRADIENT_MEMORY] = "gradient_memory",
+  [TOLD_MODEL] = "size of model_communicator",
+  [TOLD_PARAMETERS] = "parameter_count",
+  [TOLD_GROUPS] = "group_count",
+  [TOLD_ADAMW] = "adamw options",
+  [TOLD_GRADIENT] = "gradient options",
+  [TOLD_GROUP_VALUES] = "groups",
+  [TOLD_PARAMETER_VALUES] = "parameters",
+};
 
 // The first parameter of which this rank was told something else than rank 0; and the lowest such rank.
 static fp8core_status tell_parameter(fp8zero_sharded *sharded, int differing) {
@@ -594,6 +612,8 @@ fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, in
     own[TOLD_MICRO_BATCHES] = options->micro_batches;
     own[TOLD_WEIGHT_BUFFERS] = options->weight_buffers;
     own[TOLD_GRADIENT_BUFFERS] = options->gradient_buffers;
+    own[TOLD_GRADIENT_MEMORY] = options->gradient_memory != 0;
+    own[TOLD_MODEL] = fp8comm_communicator_size(options->model_communicator);
     own[TOLD_PARAMETERS] = sharded->tensor_count;
     own[TOLD_GROUPS] = group_count;
     own[TOLD_ADAMW] = (int64_t)hash_adamw(&options->adamw);

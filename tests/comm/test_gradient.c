@@ -323,6 +323,78 @@ static void nonfinite(void **unused) {
   }
 }
 
+// --- Amaxes that are known ---
+
+// Step 0: as if they were measured; 1: one that is too small; 2: one that hides a NaN; 3: one that is a NaN itself.
+static void check_known_amax(fp8comm_communicator *communicator, void *data) {
+  const fp8comm_gradient_algorithm algorithm = *(const fp8comm_gradient_algorithm *)data;
+  enum { COUNT_OF = 3000 };
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int64_t counts[] = {COUNT_OF, COUNT_OF};
+  fp8comm_gradient_reducer *reducers[2];
+  fp8core_context *context;
+  float *in[2], *out[2][2], amax[2];
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  for (int i = 0; i < 2; i++) {
+    fp8comm_gradient_options options = fp8comm_gradient_options_default();
+    options.algorithm = algorithm;
+    options.inputs_have_amax = i;
+    rank_ok(communicator, fp8comm_gradient_create(&reducers[i], communicator, context, 2, counts, &options));
+    in[i] = malloc(COUNT_OF * 4);
+    for (int j = 0; j < 2; j++) out[i][j] = malloc(COUNT_OF * 4);
+  }
+  for (int step = 0; step < 4; step++) {
+    fp8core_tensor inputs[2], outputs[2][2];
+    fp8comm_gradient_statistics statistics[2];
+    fp8comm_gradient_result result;
+    for (int i = 0; i < 2; i++) {
+      fill(in[i], COUNT_OF, rank, i, 1, 1);
+      amax[i] = 0;
+      for (int j = 0; j < COUNT_OF; j++) amax[i] = fmaxf(amax[i], fabsf(in[i][j]));
+      inputs[i] = vector(in[i], FP8CORE_FP32, COUNT_OF);
+      for (int run = 0; run < 2; run++) outputs[run][i] = vector(out[run][i], FP8CORE_FP32, COUNT_OF);
+    }
+    // Rank 1 has nothing to say of its first tensor.
+    if (rank != 1) inputs[0].amax = &amax[0];
+    inputs[1].amax = &amax[1];
+    if (step == 1) amax[1] /= 8;
+    if (step == 2 && rank == ranks - 1) in[1][17] = NAN;
+    if (step == 3 && rank == ranks - 1) amax[1] = NAN;
+    for (int run = 0; run < 2; run++) {
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducers[run], inputs, outputs[run], &result));
+      rank_ok(communicator, fp8comm_gradient_get_statistics(reducers[run], 1, &statistics[run]));
+      const int expected = step == 2 || (step == 3 && run == 1);
+      rank_check(communicator, result.nonfinite_tensors == expected, "step %d, run %d: %lld tensors", step, run,
+                 (long long)result.nonfinite_tensors);
+      rank_check(communicator, result.nonfinite_rank == (expected ? ranks - 1 : -1), "step %d, run %d: rank %d", step,
+                 run, result.nonfinite_rank);
+      rank_check(communicator, statistics[run].nonfinite == expected, "step %d, run %d", step, run);
+      rank_check(communicator, !expected || statistics[run].next_mu == statistics[run].mu, "step %d: mu moves", step);
+      for (int j = 0; j < COUNT_OF; j++)
+        rank_check(communicator, isnan(out[run][1][j]) == expected, "step %d, run %d: element %d is %g", step, run, j,
+                   (double)out[run][1][j]);
+    }
+    rank_check(communicator, memcmp(out[0][0], out[1][0], COUNT_OF * 4) == 0, "step %d: other bits", step);
+    if (step == 0) rank_check(communicator, memcmp(out[0][1], out[1][1], COUNT_OF * 4) == 0, "other bits");
+    rank_check(communicator, (statistics[1].saturated_in_cast > 0) == (step == 1), "step %d: %llu saturated", step,
+               (unsigned long long)statistics[1].saturated_in_cast);
+  }
+  for (int i = 0; i < 2; i++) {
+    fp8comm_gradient_destroy(&reducers[i]);
+    free(in[i]);
+    for (int j = 0; j < 2; j++) free(out[i][j]);
+  }
+  fp8core_context_destroy(&context);
+}
+
+static void known_amax(void **unused) {
+  (void)unused;
+  for (fp8comm_gradient_algorithm algorithm = FP8COMM_TWO_SHOT; algorithm <= FP8COMM_NATIVE; algorithm++) {
+    run_ranks(2, 0, check_known_amax, &algorithm);
+    run_ranks(5, 0, check_known_amax, &algorithm);
+  }
+}
+
 // --- mu ---
 
 // Gradients that agree: a sum of N of them is N times as large, so mu comes down to 1 / N and stays.
@@ -734,6 +806,72 @@ static void owners(void **unused) {
   }
 }
 
+// --- Row strides, and threads ---
+
+// One matrix with gaps between its rows, on two threads, beside the same without, on one: the same bits, and the gaps
+// stay as they were.
+static void check_strides(fp8comm_communicator *communicator, void *data) {
+  enum { ROWS = 1201, COLUMNS = 977, STRIDE = 1000 };
+  const int owned = *(const int *)data;
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int64_t count = (int64_t)ROWS * COLUMNS, shape[] = {ROWS, COLUMNS};
+  const int owner = ranks - 1;
+  const fp8core_dtype formats[] = {FP8CORE_E4M3, FP8CORE_FP32, FP8CORE_BF16};
+  float *wide = malloc((size_t)ROWS * STRIDE * 4), *dense = malloc((size_t)count * 4);
+  unsigned char *wide_out = malloc((size_t)ROWS * STRIDE * 4), *dense_out = malloc((size_t)count * 4);
+  fill(dense, count, rank, 3, 1, 1);
+  for (int i = 0; i < ROWS; i++) memcpy(wide + (ptrdiff_t)i * STRIDE, dense + (ptrdiff_t)i * COLUMNS, COLUMNS * 4);
+  for (size_t f = 0; f < COUNT(formats); f++) {
+    const size_t element = fp8core_dtype_size(formats[f]);
+    float amax[2] = {0, 0};
+    memset(wide_out, 0x5a, (size_t)ROWS * STRIDE * 4);
+    for (int run = 0; run < 2; run++) {
+      fp8core_context_options context_options = fp8core_context_options_default();
+      fp8comm_gradient_options options = fp8comm_gradient_options_default();
+      fp8comm_gradient_reducer *reducer;
+      fp8core_context *context;
+      context_options.threads = 1 + run;
+      if (owned) options.owners = &owner;
+      rank_ok(communicator, fp8core_context_create(&context, &context_options));
+      rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 1, &count, &options));
+      fp8core_tensor in = vector(dense, FP8CORE_FP32, count), out = vector(dense_out, formats[f], count);
+      if (run == 1) {
+        in = fp8core_tensor_create(wide, FP8CORE_FP32, 2, shape);
+        out = fp8core_tensor_create(wide_out, formats[f], 2, shape);
+        in.row_stride = out.row_stride = STRIDE;
+      }
+      out.amax = &amax[run];
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, &in, &out, NULL));
+      fp8comm_gradient_destroy(&reducer);
+      fp8core_context_destroy(&context);
+    }
+    if (owned && rank != owner) continue;
+    rank_check(communicator, amax[0] == amax[1] && amax[0] > 0, "amax is %g, expected %g", (double)amax[1],
+               (double)amax[0]);
+    for (size_t i = 0; i < ROWS; i++) {
+      rank_check(communicator,
+                 memcmp(wide_out + i * STRIDE * element, dense_out + i * COLUMNS * element, COLUMNS * element) == 0,
+                 "%s: row %zu differs", fp8core_dtype_name(formats[f]), i);
+      for (size_t j = COLUMNS * element; j < STRIDE * element; j++)
+        rank_check(communicator, wide_out[i * STRIDE * element + j] == 0x5a, "%s: the gap after row %zu was written",
+                   fp8core_dtype_name(formats[f]), i);
+    }
+  }
+  free(wide);
+  free(dense);
+  free(wide_out);
+  free(dense_out);
+}
+
+static void strides(void **unused) {
+  (void)unused;
+  for (int owned = 0; owned < 2; owned++) {
+    run_ranks(1, 0, check_strides, &owned);
+    run_ranks(3, 0, check_strides, &owned);
+    run_ranks(6, 0, check_strides, &owned);
+  }
+}
+
 // --- Many tensors, one large one, buckets by hand ---
 
 static void check_many(fp8comm_communicator *communicator, void *data) {
@@ -891,10 +1029,11 @@ static void arguments(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(arguments), cmocka_unit_test(native_is_the_rule),
-    cmocka_unit_test(accuracy),  cmocka_unit_test(nonfinite),
-    cmocka_unit_test(mu),        cmocka_unit_test(many),
-    cmocka_unit_test(owners),    cmocka_unit_test(disagreement),
+    cmocka_unit_test(arguments),    cmocka_unit_test(native_is_the_rule),
+    cmocka_unit_test(accuracy),     cmocka_unit_test(nonfinite),
+    cmocka_unit_test(known_amax),   cmocka_unit_test(mu),
+    cmocka_unit_test(many),         cmocka_unit_test(owners),
+    cmocka_unit_test(disagreement), cmocka_unit_test(strides),
     cmocka_unit_test(snr),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -70,7 +70,9 @@ static void bits_of_whole_steps(void **unused) {
   (void)unused;
   static const int orders[][TENSORS] = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2, 3, 4, 0, 1}, {3, 0, 1, 4, 2}};
   fp8core_context *context = test_context_default();
-  const fp8optim_step_options options = clipped();
+  fp8optim_step_options options = clipped();
+  // On CUDA the whole step adds up in an order of its own: the norm may differ, and what is clipped by it.
+  if (test_on_cuda()) options.max_norm = 0.0f;
   for (int variant = 0; variant < 2 * PRESETS; variant++) {
     for (size_t o = 0; o < sizeof(orders) / sizeof(*orders); o++) {
       rig whole = five(context, variant / 2, variant % 2);
@@ -84,15 +86,12 @@ static void bits_of_whole_steps(void **unused) {
         const fp8optim_step_report other = step_in_order(&parts, orders[o], &options);
         assert_false(other.skipped);
         assert_int_equal(one.steps, other.steps);
-        // On CUDA the whole step adds up in an order of its own.
-        if (!test_on_cuda()) assert_memory_equal(&one.gradient_norm, &other.gradient_norm, sizeof(float));
+        if (test_on_cuda()) continue;
+        assert_memory_equal(&one.gradient_norm, &other.gradient_norm, sizeof(float));
         assert_true(other.clip_factor < 1.0f);
       }
       image expected = rig_image(&whole);
-      if (!test_on_cuda())
-        assert_unchanged(&parts, &expected);
-      else
-        free(expected.data);
+      assert_unchanged(&parts, &expected);
       rig_destroy(&whole);
       rig_destroy(&parts);
     }

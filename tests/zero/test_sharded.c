@@ -22,6 +22,10 @@ typedef struct model {
   fp8zero_parameter parameters[MOST];
   int groups;
   fp8optim_group group[2];
+  // Where the model is divided: which part of it this is. Its gradients are others but for replicated tensors.
+  int division;
+  // In which step the second division has an infinity; below 0: never.
+  int spoiled_step;
 } model;
 
 static const char *const names[MOST] = {"wte", "wpe", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l",
@@ -44,6 +48,7 @@ static void add(model *m, int part, int64_t rows, int64_t columns, fp8core_dtype
 
 static void finish(model *m) {
   m->groups = 2;
+  m->spoiled_step = -1;
   m->group[0] = m->group[1] = fp8optim_group_default();
   m->group[1].learning_rate = 3e-3;
   m->group[1].weight_decay = 0;
@@ -93,9 +98,12 @@ static void part_of(const model *m, int part, int *first, int *count) {
 
 // What a rank's model computed: another one on each rank, in each step and micro-batch, unless all ranks are alike.
 static void gradient_values(const model *m, int index, int rank, int step, int micro, float *values) {
-  test_random random = {(uint64_t)(((index * 64 + rank) * 64 + step) * 64 + micro)};
+  const int source = rank + (m->parameters[index].replicated ? 0 : 8 * m->division);
+  test_random random = {(uint64_t)(((index * 64 + source) * 64 + step) * 64 + micro)};
   const int64_t elements = elements_of(m, index);
   for (int64_t i = 0; i < elements; i++) values[i] = (float)(test_random_normal(&random) * (1 + index % 3));
+  // An FP32 gradient.
+  if (step == m->spoiled_step && m->division == 1 && index == 3 && rank == 0) values[70] = INFINITY;
 }
 
 static const float e5m2_scale_inverse = 0.25f;
@@ -474,10 +482,16 @@ static void buffers_and_places(void **unused) {
       run_ranks(2, 0, run_beside_reference, &r);
     }
   }
-  for (int stage = 0; stage <= 1; stage++) {
+  for (int stage = 0; stage <= 3; stage++) {
     run r = run_of(make_transformer, stage);
     r.elsewhere = 1;
     run_ranks(3, 0, run_beside_reference, &r);
+    // The model's own memory, and no other.
+    r.options.gradient_memory = 0;
+    run_ranks(3, 0, run_beside_reference, &r);
+    r.resident[0] = r.tied = 1;
+    r.options.micro_batches = stage >= 2 ? 3 : 1;
+    run_ranks(4, 0, run_beside_reference, &r);
   }
 }
 
@@ -706,7 +720,41 @@ static void not_finite(void **unused) {
   }
 }
 
+#define CREATE()                                                                                                       \
+  fp8zero_sharded_create(&sharded, communicator, context, &r.options, r.m.count, r.m.parameters, r.m.groups, r.m.group)
+
 // --- Calls that are refused ---
+
+// Where means take the place of gradients in the model's own memory.
+static void run_refused_places(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  run r = run_of(make_transformer, 1);
+  fp8core_context *context = NULL;
+  fp8zero_sharded *sharded = NULL;
+  fp8zero_memory memory;
+  fp8core_tensor gradients[MOST];
+  void *address;
+  float *values = calloc(8192, sizeof(*values));
+  r.options.gradient_memory = 0;
+  r.options.gradient.algorithm = FP8COMM_BASELINE_BF16;
+  rank_ok(communicator, context_of(&context));
+  rank_ok(communicator, CREATE());
+  rank_ok(communicator, fp8zero_sharded_memory(sharded, &memory));
+  rank_check(communicator, memory.gradient_bytes + memory.gradient_buffer_bytes + memory.mean_gradient_bytes == 0,
+             "memory for gradients");
+  REFUSED(fp8zero_sharded_gradient(sharded, 2, &address), "the gradient of \"c\" is in memory of the model's own");
+  for (int i = 0; i < r.m.count; i++)
+    gradients[i] = fp8core_tensor_create(values, r.m.parameters[i].gradient_dtype, r.m.parameters[i].dimensions,
+                                         r.m.parameters[i].shape);
+  REFUSED(fp8zero_sharded_reduce(sharded, 1, gradients + 2),
+          "the gradient of parameter \"c\" is e4m3, expected at least the 2 bytes of bf16, whose mean takes its place");
+  gradients[0].row_stride = 25;
+  REFUSED(fp8zero_sharded_reduce(sharded, 0, gradients),
+          "the gradient of parameter \"wte\" has a row stride of 25, expected contiguous memory");
+  fp8zero_sharded_destroy(&sharded);
+  fp8core_context_destroy(&context);
+  free(values);
+}
 
 static void run_refused(fp8comm_communicator *communicator, void *data) {
   const int stage = *(const int *)data;
@@ -811,6 +859,7 @@ static void run_refused(fp8comm_communicator *communicator, void *data) {
 static void refused_calls(void **unused) {
   (void)unused;
   for (int stage = 0; stage <= 3; stage++) run_ranks(2, 0, run_refused, &stage);
+  run_ranks(2, 0, run_refused_places, NULL);
 }
 
 static void run_bad_creation(fp8comm_communicator *communicator, void *data) {
@@ -819,8 +868,6 @@ static void run_bad_creation(fp8comm_communicator *communicator, void *data) {
   fp8core_context *context = NULL;
   fp8zero_sharded *sharded = NULL;
   rank_ok(communicator, context_of(&context));
-#define CREATE()                                                                                                       \
-  fp8zero_sharded_create(&sharded, communicator, context, &r.options, r.m.count, r.m.parameters, r.m.groups, r.m.group)
 #define BAD(change, text)                                                                                              \
   do {                                                                                                                 \
     const run kept = r;                                                                                                \
@@ -990,6 +1037,72 @@ static void ranks_that_leave(void **unused) {
       run_ranks(3, 20, run_leaving, &l);
     }
   }
+}
+
+// --- Models that are divided ---
+
+// Two ranks of each of two divisions: the norm is that of the whole model.
+static void run_divided(fp8comm_communicator *world, void *data) {
+  const int stage = *(const int *)data;
+  const int world_rank = fp8comm_communicator_rank(world);
+  fp8comm_communicator *communicator = NULL;
+  fp8comm_communicator *division = NULL;
+  run r = run_of(make_transformer, stage);
+  fp8core_context *context = NULL;
+  fp8zero_sharded *sharded = NULL;
+  reference beside;
+  char what[256] = "";
+  void *own[MOST] = {NULL};
+  fp8optim_step_options step_options = fp8optim_step_options_default();
+  step_options.max_norm = 1.0f;
+  rank_ok(world, fp8comm_communicator_split(world, world_rank % 2, world_rank, &communicator));
+  rank_ok(world, fp8comm_communicator_split(world, world_rank / 2, world_rank, &division));
+  const int rank = fp8comm_communicator_rank(communicator);
+  r.m.division = fp8comm_communicator_rank(division);
+  r.m.spoiled_step = 2;
+  for (int i = 0; i < r.m.count; i++) r.m.parameters[i].replicated = i % 4 == 1;
+  r.options.model_communicator = division;
+  rank_ok(world, context_of(&context));
+  rank_ok(world, reference_create(&beside, &r.m, communicator, &r.options));
+  rank_ok(world, CREATE());
+  rank_ok(world, set_masters(&r.m, sharded, beside.adamw));
+  rank_ok(world, fp8zero_sharded_publish(sharded));
+  for (int step = 0; step < 4; step++) {
+    double squares[MOST];
+    double sums[4];
+    fp8optim_step_report expected;
+    fp8optim_step_report found;
+    int nonfinite;
+    rank_ok(world, pass(&r, sharded, beside.adamw, rank, step, 0, own, what, sizeof(what)));
+    rank_check(world, !what[0], "stage %d, step %d: %s", stage, step, what);
+    rank_ok(world, fp8zero_sharded_step(sharded, &step_options, &found));
+    rank_ok(world, reference_reduce(&beside, &r.m, rank, step, 1, 0));
+    rank_ok(world, fp8optim_adamw_step_measure(beside.adamw, beside.means, squares, &nonfinite));
+    double sum = 0.0;
+    for (int i = 0; i < r.m.count; i++)
+      if (!r.m.parameters[i].replicated || r.m.division == 0) sum += squares[i];
+    const double told_by_this[2] = {sum, nonfinite};
+    rank_ok(world, fp8comm_all_gather(division, told_by_this, sums, 2, FP8COMM_FP64));
+    rank_ok(world, fp8optim_adamw_step_begin(beside.adamw, sums[0] + sums[2], sums[1] + sums[3] > 0, &step_options,
+                                             &expected));
+    rank_ok(world, fp8optim_adamw_step_update(beside.adamw, 0, r.m.count));
+    rank_ok(world, fp8optim_adamw_step_end(beside.adamw, NULL));
+    rank_check(world, same_report(&found, &expected), "stage %d, step %d: norm %.9g, expected %.9g", stage, step,
+               (double)found.gradient_norm, (double)expected.gradient_norm);
+    rank_check(world, found.skipped == (step == 2), "stage %d, step %d: skipped %d", stage, step, found.skipped);
+    rank_check(world, same_states(&r.m, sharded, beside.adamw, what, sizeof(what)), "stage %d, step %d: %s", stage,
+               step, what);
+  }
+  fp8zero_sharded_destroy(&sharded);
+  reference_destroy(&beside);
+  fp8core_context_destroy(&context);
+  fp8comm_communicator_destroy(&division);
+  fp8comm_communicator_destroy(&communicator);
+}
+
+static void divided_models(void **unused) {
+  (void)unused;
+  for (int stage = 0; stage <= 3; stage++) run_ranks(4, 0, run_divided, &stage);
 }
 
 // --- A rank that cannot take a step ---
@@ -1454,6 +1567,7 @@ int main(int count, char **arguments) {
     cmocka_unit_test(bad_creations),
     cmocka_unit_test(disagreements),
     cmocka_unit_test(ranks_that_leave),
+    cmocka_unit_test(divided_models),
     cmocka_unit_test(unable_to_step),
     cmocka_unit_test(memory_and_traffic),
     cmocka_unit_test(memory_as_allocated),

@@ -67,14 +67,28 @@ typedef struct fp8zero_sharded_options {
    * reduced while the next is computed. At most as many as there are. */
   int gradient_buffers;
   /**
+   * Zero: the model has memory of its own for gradients, and none is made here. Where means take the place of gradients
+   * (stages 0 and 1, or several micro-batches), what fp8zero_sharded_reduce() is given must be contiguous, with
+   * elements of at least the size of the means' (1 byte with FP8 on the wire, else that of the baseline).
+   * gradient_buffers are not used.
+   */
+  int gradient_memory;
+  /**
    * NULL, or one a part: non-zero keeps memory of its own for the part's weights and gradients in every stage (and
    * gathers its weights once a step): for parts that are held while others come and go, such as an embedding that is
    * tied to the output. Read during the creation.
    */
   const int *resident;
+  /**
+   * NULL, or the ranks that have the other tensors of the same model, where tensors or layers are divided too (tensor
+   * and pipeline parallelism): the norm is then over these as well, summed in the order of its ranks, and what one of
+   * them must skip, or cannot do, all do. It must outlive the handle; fp8zero_sharded_step() is collective over it.
+   */
+  fp8comm_communicator *model_communicator;
 } fp8zero_sharded_options;
 
-/** Stage 1, the defaults of optimizer and reduction, one micro-batch, two buffers of each kind, nothing resident. */
+/** Stage 1, the defaults of optimizer and reduction, one micro-batch, two buffers of each kind, memory for gradients,
+ * nothing resident, the whole model on each rank. */
 static inline fp8zero_sharded_options fp8zero_sharded_options_default(void) {
   fp8zero_sharded_options options;
   options.size = sizeof(options);
@@ -84,7 +98,9 @@ static inline fp8zero_sharded_options fp8zero_sharded_options_default(void) {
   options.micro_batches = 1;
   options.weight_buffers = 2;
   options.gradient_buffers = 2;
+  options.gradient_memory = 1;
   options.resident = NULL;
+  options.model_communicator = NULL;
   return options;
 }
 
@@ -102,6 +118,9 @@ typedef struct fp8zero_parameter {
   fp8core_dtype gradient_dtype;
   /** 0 for the first parameter, then that of the one before or the next number. */
   int part;
+  /** Non-zero: every rank of the model's communicator has this tensor, with the same gradient, and rank 0 of it alone
+   * counts it in the norm. Without that communicator it says nothing. */
+  int replicated;
 } fp8zero_parameter;
 
 /** A matrix of part \p part and group 0, with an E4M3 weight and an FP32 gradient. */
@@ -117,6 +136,7 @@ static inline fp8zero_parameter fp8zero_parameter_create(const char *name, int64
   parameter.weight_dtype = FP8CORE_E4M3;
   parameter.gradient_dtype = FP8CORE_FP32;
   parameter.part = part;
+  parameter.replicated = 0;
   return parameter;
 }
 
@@ -181,7 +201,8 @@ FP8ZERO_API fp8core_status fp8zero_sharded_weight(const fp8zero_sharded *sharded
  * backward until reduce. The reduction works in place: what it leaves there is undefined.
  *
  * \param data receives NULL for a parameter without elements.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for an index out of range, or a part that has no such memory at the time.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for an index out of range, a part that has no such memory at the time, or
+ *         options without gradient_memory.
  */
 FP8ZERO_API fp8core_status fp8zero_sharded_gradient(const fp8zero_sharded *sharded, int64_t index, void **data);
 
@@ -206,7 +227,8 @@ FP8ZERO_API fp8core_status fp8zero_sharded_release(fp8zero_sharded *sharded, int
  * \param gradients of the part's parameters, in their order: of any shape with as many elements, dtype, row stride and
  *        scale_inverse, which is read in this call. The data is usually where fp8zero_sharded_gradient() told; it is
  *        then no longer the caller's, until the step in stages 0 and 1, until the next acquire for backward in 2 and 3.
- *        It may be elsewhere, apart from it, and must then stay as it is until the step, or the part's next reduction.
+ *        It may be elsewhere, apart from it, and must then stay as it is until the step, or the part's next acquire for
+ *        backward in stages 2 and 3. Without gradient_memory it is elsewhere, and means may be written there.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid or has another size, a part that was reduced in
  *         this micro-batch already or has no memory for gradients; those of communicator.h.
  */
