@@ -182,6 +182,20 @@ class Plan(unittest.TestCase):
             sent = sum(untied["plan"]["traffic"][kind]["mean"] for kind in ("gradients", "weights")) / GIB
             self.assertAlmostEqual(sent, measured, delta=0.11)
 
+    def test_document(self):
+        """The example of docs/plan.md, and its table of deviations."""
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+        with open(os.path.join(root, "docs", "plan.md"), encoding="utf-8") as file:
+            text = file.read()
+        lines = text.split("```\n")[1].replace("\\\n", "").splitlines()
+        self.assertTrue(lines[0].startswith("$ fp8lm plan ") and lines[-1] == "...")
+        code, out, message = run(*lines[0].split()[2:])
+        self.assertEqual((code, message), (0, ""))
+        self.assertEqual(out.splitlines()[:len(lines) - 2], lines[1:-1])
+        rows = plan("--paper")
+        for row in rows["memory"]:
+            self.assertIn("%.1f, %.1f: %+.0f %%" % (row["planned"][1], row["measured"][1], row["deviation_percent"]), text)
+
     def test_search_micro_batch(self):
         options = ["--model", "gpt-7b", "--data-parallel-size", 32, "--zero-stage", 1, "--device-memory", 70]
         for precision in ("bf16", "fp8-o2"):
