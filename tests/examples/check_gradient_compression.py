@@ -170,7 +170,7 @@ def free_port():
 
 
 def check_torchrun(script, library):
-    with program([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', script, library],
+    with program([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', script, library, '--steps', '100'],
                  OMP_NUM_THREADS='1') as started:
         code, output, errors = started.finish()
         check(code == 0, (code, output, errors))
