@@ -18,7 +18,7 @@ import tempfile
 import time
 
 # Generous: other work shares the machine.
-PATIENCE = 120
+PATIENCE = 240
 TIMEOUT = 10
 # None of a launcher around this test.
 CLEANED = re.compile(r'^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|FP8COMM_.*|FP8CORE_LIBRARY|PMIX_.*|OMPI_.*|TORCHELASTIC_.*|UCX_.*|SLURM_.*)$')
@@ -120,7 +120,7 @@ def check_mpi(path):
     version = subprocess.run(['mpirun', '--version'], capture_output=True, text=True, check=True).stdout
     OPEN_MPI = re.search(r'Open MPI\D*(\d+)', version)
     for ranks in 1, 2, 3, 4:
-        with mpirun('-n', ranks, path) as started:
+        with mpirun('-n', ranks, path, '--steps', 200) as started:
             code, output, errors = started.finish()
             check(code == 0, (code, output, errors))
             check_report(output, ranks)
@@ -170,7 +170,7 @@ def free_port():
 
 
 def check_torchrun(script, library):
-    with program([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', script, library],
+    with program([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', script, library, '--steps', '100'],
                  OMP_NUM_THREADS='1') as started:
         code, output, errors = started.finish()
         check(code == 0, (code, output, errors))

@@ -155,7 +155,7 @@ class Communicator:
                                      f"{size} ranks")
                 ctypes.memmove(receive, b"".join(parts), count * size)
                 return 0
-            except Exception as error:  # pylint: disable=broad-except
+            except Exception as error:
                 raised.append(error)
                 return 1
 
@@ -169,10 +169,8 @@ class Communicator:
 
     @classmethod
     def of_process_group(cls, group=None, timeout_seconds=60.0, library=None):
-        """The ranks of a process group of torch.distributed (None: all), over which they find each other."""
-        # With NCCL, say, what is gathered would have to lie on a GPU.
-        if torch.distributed.get_backend(group) != "gloo":
-            group = torch.distributed.new_group(torch.distributed.get_process_group_ranks(group), backend="gloo")
+        """The ranks of a process group of torch.distributed (None: all), over which they find each other. It must take
+        tensors on the CPU, as that of a DistributedDataParallel on the CPU does."""
         rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
 
         def all_gather(part):
@@ -363,7 +361,7 @@ class HookState:
             try:
                 self._reduce(index, is_last, tensors)
                 reduced.set_result(None)
-            except Exception as error:  # pylint: disable=broad-except
+            except Exception as error:
                 reduced.set_result(error)
 
         def take(done):
