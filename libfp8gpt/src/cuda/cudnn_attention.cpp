@@ -38,6 +38,9 @@ namespace {
 // Before it, lengths that are no multiple of 128 go through copies from the host in every backward pass.
 constexpr int least_version = 91600;
 
+// In 256 bytes, the alignment of CUDA's own allocations.
+constexpr int64_t workspace_floats = 64;
+
 #define STRING_OF(number) #number
 #define SONAME(major) "libcudnn.so." STRING_OF(major)
 constexpr char soname[] = SONAME(CUDNN_MAJOR);
@@ -174,6 +177,12 @@ fp8core_status plan_forward(fp8gpt_cudnn *cudnn, const fp8gpt_attention *shape) 
 }
 
 fp8core_status plan_backward(fp8gpt_cudnn *cudnn, const fp8gpt_attention *shape, int64_t most_bytes) {
+  // A float for each query of each head comes first in the workspace, and what comes next starts where it ends: a
+  // kernel that meets an address that it can't use takes the whole process down with it.
+  const int64_t first = shape->sequences * shape->heads * shape->length;
+  if (first % workspace_floats != 0)
+    return refused("attention's backward pass", "sequences * heads * length is " + std::to_string(first) +
+                                                  ", expected a multiple of " + std::to_string(workspace_floats));
   std::unique_ptr<fe::graph::Graph> graph = new_graph(cudnn);
   const tensor q = input_heads(graph.get(), queries, shape, shape->heads, qkv_row(shape));
   const tensor k = input_heads(graph.get(), keys, shape, shape->kv_heads, qkv_row(shape));
