@@ -9,7 +9,7 @@
 #include "fake_cudnn.h"
 #include "fp8gpt/model.h"
 
-enum { LAYERS = 2, BATCH = 2, LENGTH = 20 };
+enum { LAYERS = 2, BATCH = 2, LENGTH = 8 };
 
 static fp8core_context *gpu;
 
