@@ -179,6 +179,12 @@ typedef struct fp8gpt_column_sums {
 typedef struct fp8gpt_backend {
   // Rows of logits that exist at a time.
   int64_t logit_rows;
+  // What is to be decided before memory is planned, which a model's creation calls once, and the end of backend_state;
+  // NULL: nothing.
+  fp8core_status (*prepare)(fp8gpt_model *model);
+  void (*destroy)(fp8gpt_model *model);
+  // fp8gpt_model_attention()
+  const char *(*attention_by)(const fp8gpt_model *model);
   // Bytes of model->scratch, which is the backend's own.
   int64_t (*scratch_bytes)(const fp8gpt_model *model);
   fp8core_status (*embed)(fp8gpt_model *model, const fp8gpt_embedding *job);
@@ -199,7 +205,8 @@ typedef struct fp8gpt_backend {
 
 extern const fp8gpt_backend fp8gpt_cpu_backend;
 
-// Sets backend and backend_state of a model whose context is of CUDA; the stub of a build without it fails.
+// Sets backend and backend_state of a model whose context is of CUDA, which backend->destroy() ends, also after a
+// failure; the stub of a build without it fails.
 fp8core_status fp8gpt_cuda_init(fp8gpt_model *model);
 
 #define FP8GPT_MAX_HEAD 256

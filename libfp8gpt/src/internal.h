@@ -89,7 +89,7 @@ typedef struct fp8gpt_ids {
 struct fp8gpt_model {
   fp8core_context *context;
   const fp8gpt_backend *backend;
-  // Of CUDA.
+  // Of CUDA (cuda/state.h).
   void *backend_state;
   // Of the CPU.
   const struct fp8gpt_ops *ops;

@@ -473,6 +473,7 @@ fp8core_status fp8gpt_model_create(fp8gpt_model **model, fp8core_context *contex
   created->activation_dtype = chosen.precision == FP8GPT_FP32 ? FP8CORE_FP32 : FP8CORE_BF16;
   created->rows = (int64_t)chosen.batch * config->sequence;
   fp8core_status status = on_host(created) ? FP8CORE_OK : fp8gpt_cuda_init(created);
+  if (status == FP8CORE_OK && created->backend->prepare) status = created->backend->prepare(created);
   if (status == FP8CORE_OK) status = create(created);
   if (status != FP8CORE_OK)
     fp8gpt_model_destroy(&created);
@@ -493,6 +494,7 @@ void fp8gpt_model_destroy(fp8gpt_model **model) {
   (void)fp8core_free(destroyed->context, destroyed->activation_memory);
   (void)fp8core_free(destroyed->context, destroyed->workspace);
   (void)fp8core_free(destroyed->context, destroyed->wide_weight_gradient);
+  if (destroyed->backend->destroy) destroyed->backend->destroy(destroyed);
   free(destroyed->staging);
   free(destroyed->blocks);
   free(destroyed->parameters);
@@ -502,6 +504,10 @@ void fp8gpt_model_destroy(fp8gpt_model **model) {
 }
 
 const fp8gpt_config *fp8gpt_model_config(const fp8gpt_model *model) { return model ? &model->config : NULL; }
+
+const char *fp8gpt_model_attention(const fp8gpt_model *model) {
+  return model ? model->backend->attention_by(model) : NULL;
+}
 
 int64_t fp8gpt_model_parameters(const fp8gpt_model *model) { return model ? model->parameter_count : 0; }
 

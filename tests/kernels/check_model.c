@@ -1535,6 +1535,7 @@ int main(int argc, char **argv) {
   finish(fp8core_context_create(&model.context, &options), "context");
   finish(fp8gpt_cuda_init(&model), "backend");
   run_backend(with_bench);
+  model.backend->destroy(&model);
   fp8core_context_destroy(&model.context);
 #else
   model.backend = &fp8gpt_cpu_backend;

@@ -84,6 +84,9 @@ class TrainCuda(unittest.TestCase):
                 self.assertEqual([sorted(tensor) for tensor in one[field]], [sorted(tensor) for tensor in other[field]])
         self.assertTrue(self.events("cudafp8-o2", "fp8"))
         self.assertGreater(self.events("cudafp8-o2", "start")[0]["peak_flops"], 0)
+        # Which attention, with a reason where it is not cuDNN's.
+        self.assertRegex(self.events("cudafp8-o2", "start")[0]["attention"], "^(cuDNN [0-9]|own: cuDNN|own: this build)")
+        self.assertEqual(self.events("cudafp32", "start")[0]["attention"], "own: activations are FP32")
 
     def test_checkpoints(self):
         for precision in ("bf16", "fp8-o2"):

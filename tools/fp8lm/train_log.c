@@ -169,6 +169,8 @@ static void print_start(const fp8lm_trainer *trainer, const char *load, const fp
          fp8core_context_threads(trainer->context) == 1 ? "" : "s",
          fp8core_isa_name(fp8core_context_isa(trainer->context)));
   if (peak > 0.0) printf(", %.0f GFLOP/s measured peak", peak / 1e9);
+  // On a CPU there is one only.
+  if (settings->device == FP8LM_TRAIN_CUDA) printf("\nattention: %s", fp8gpt_model_attention(trainer->model));
   printf("\nmemory: weights %.1f MiB, gradients %.1f, master %.1f, exp_avg %.1f, exp_avg_sq %.1f: %.2f bytes a "
          "parameter; activations %.1f, workspace %.1f\n",
          (double)model->weight_bytes / mebibyte, (double)model->gradient_bytes / mebibyte,
@@ -213,6 +215,7 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
   }
   put_integer(json, "threads", fp8core_context_threads(trainer->context));
   put_text(json, "isa", fp8core_isa_name(fp8core_context_isa(trainer->context)));
+  put_text(json, "attention", fp8gpt_model_attention(trainer->model));
   put_real(json, "peak_flops", log->peak);
   put_real(json, "flops_per_token", log->flops_per_token);
   put_integer(json, "tokens_per_step", settings->global_batch_size * settings->seq_length);

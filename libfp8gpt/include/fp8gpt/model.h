@@ -83,8 +83,9 @@ typedef struct fp8gpt_model fp8gpt_model;
  * Creates a model with initial weights (normal, see fp8gpt_config.init_std; norms 1, biases 0).
  *
  * \param context must outlive the model.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for options or a config out of range; FP8CORE_ERROR_NOT_SUPPORTED for a device
- *         that the model has no kernels for; FP8CORE_ERROR_OUT_OF_MEMORY, FP8CORE_ERROR_DEVICE.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for options or a config out of range, or an FP8GPT_ATTENTION that is no
+ * choice; FP8CORE_ERROR_NOT_SUPPORTED for a device that the model has no kernels for, or where FP8GPT_ATTENTION wants
+ *         cuDNN that cannot be had; FP8CORE_ERROR_OUT_OF_MEMORY, FP8CORE_ERROR_DEVICE.
  */
 FP8GPT_API fp8core_status fp8gpt_model_create(fp8gpt_model **model, fp8core_context *context,
                                               const fp8gpt_config *config, const fp8gpt_model_options *options);
@@ -94,6 +95,21 @@ FP8GPT_API void fp8gpt_model_destroy(fp8gpt_model **model);
 
 /** The config of a model, valid as long as the model. NULL gives NULL. */
 FP8GPT_API const fp8gpt_config *fp8gpt_model_config(const fp8gpt_model *model);
+
+/**
+ * What computes attention in whole batches (options.batch sequences of the config's length), for a log: "own" on the
+ * CPU; on CUDA "cuDNN 9.19.0", "cuDNN 9.19.0 forward, own backward: " and the reason, or "own: " and the reason.
+ *
+ * In training, models whose activations are BF16 take cuDNN where the build and the machine have it, it takes their
+ * shape, and its results agree with the own kernels' and repeat themselves, which the creation of the model checks. A
+ * backward pass of cuDNN's whose workspace is above 1 GiB is left to the own kernel. The environment variable
+ * FP8GPT_ATTENTION, read at creation, says otherwise: "auto" as above, "own" never, "cudnn" whatever its workspace, or
+ * creation fails with the reason. All other models and batches have own kernels. Which they are depends on nothing
+ * else, so that the same machine gives the same bits.
+ *
+ * Valid as long as the model. NULL gives NULL.
+ */
+FP8GPT_API const char *fp8gpt_model_attention(const fp8gpt_model *model);
 
 /** One parameter tensor. */
 typedef struct fp8gpt_parameter {

@@ -28,6 +28,23 @@ int fp8gpt_cuda_launch_cross_entropy(void *stream, const fp8gpt_cross_entropy *j
 // partials: [FP8GPT_CUDA_REDUCTION_BLOCKS, columns].
 int fp8gpt_cuda_launch_column_sums(void *stream, const fp8gpt_column_sums *job, float *partials);
 int fp8gpt_cuda_launch_add(void *stream, const float *values, int64_t count, float *gradient, int first);
+// BF16 values to compute with, others for each `place`.
+int fp8gpt_cuda_launch_fill(void *stream, void *data, int64_t count, uint32_t place);
+
+// Columns of two arrays of BF16 or FP32. sums: [FP8GPT_CUDA_REDUCTION_BLOCKS, 2], parts of the sums of (found -
+// expected)^2 and expected^2.
+typedef struct fp8gpt_cuda_comparison {
+  fp8core_dtype dtype;
+  int64_t rows;
+  int64_t row_stride;
+  int64_t first_column;
+  int64_t columns;
+  const void *found;
+  const void *expected;
+  double *sums;
+} fp8gpt_cuda_comparison;
+
+int fp8gpt_cuda_launch_compare(void *stream, const fp8gpt_cuda_comparison *job);
 
 #ifdef __cplusplus
 }
