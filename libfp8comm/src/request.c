@@ -251,6 +251,8 @@ static fp8core_status take_request(fp8comm_communicator *communicator, const fp8
   taken->header_to = -1;
   taken->header_from = -1;
   taken->step_count = 0;
+  taken->message_count = 0;
+  taken->posted = 0;
   taken->position = 0;
   taken->pending_count = 0;
   taken->status = FP8CORE_OK;
@@ -318,6 +320,7 @@ void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size
   step->peer = peer;
   step->source = data;
   step->count = bytes;
+  request->message_count++;
 }
 
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes) {
@@ -326,9 +329,15 @@ void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t 
   step->peer = peer;
   step->destination = data;
   step->count = bytes;
+  request->message_count++;
 }
 
-void fp8comm_add_wait(fp8comm_request *request) { (void)new_step(request, FP8COMM_STEP_WAIT); }
+void fp8comm_add_wait_for(fp8comm_request *request, size_t messages) {
+  fp8comm_step *step = new_step(request, FP8COMM_STEP_WAIT);
+  if (step) step->count = messages;
+}
+
+void fp8comm_add_wait(fp8comm_request *request) { fp8comm_add_wait_for(request, request->message_count); }
 
 void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes) {
   fp8comm_step *step = bytes > 0 && destination != source ? new_step(request, FP8COMM_STEP_COPY) : NULL;
@@ -376,6 +385,7 @@ static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *st
     request->pending_capacity = capacity;
   }
   fp8comm_pending *pending = &request->pending[request->pending_count];
+  pending->index = request->posted++;
   FP8COMM_TRY(post(request, step->peer, step->kind == FP8COMM_STEP_SEND, request->data_tag, step->source,
                    step->destination, step->count, pending));
   if (pending->operation) request->pending_count++;
@@ -438,7 +448,8 @@ static fp8core_status advance(fp8comm_request *request, int *moved) {
   FP8COMM_TRY(test_pending(request, moved));
   while (request->position < request->step_count) {
     const fp8comm_step *step = &request->steps[request->position];
-    if (step->kind == FP8COMM_STEP_WAIT && request->pending_count > 0) return FP8CORE_OK;
+    if (step->kind == FP8COMM_STEP_WAIT && request->pending_count > 0 && request->pending[0].index < step->count)
+      return FP8CORE_OK;
     request->position++;
     *moved = 1;
     FP8COMM_TRY(run_step(request, step));
