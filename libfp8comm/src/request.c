@@ -562,7 +562,7 @@ static void name_missing(const fp8comm_request *request, char *text, size_t room
   (void)snprintf(text, room, "rank %d answers, but has not taken part", awaited);
 }
 
-// Whether the request has waited too long; asks who is there before.
+// Whether the request has waited too long. Asks who is there some time before, so that the answers are there by then.
 static fp8core_status check_time(fp8comm_request *request) {
   fp8comm_communicator *communicator = request->communicator;
   fp8comm_shared *shared = communicator->shared;
@@ -571,7 +571,7 @@ static fp8core_status check_time(fp8comm_request *request) {
   const double grace = timeout / 4 < 2 ? timeout / 4 : 2;
   if (request->stalled_since == 0) request->stalled_since = now;
   const double stalled = now - request->stalled_since;
-  if (stalled < timeout) return FP8CORE_OK;
+  if (stalled < timeout - grace) return FP8CORE_OK;
   if (!request->asked) {
     fp8comm_control question;
     memset(&question, 0, sizeof(question));
@@ -584,10 +584,10 @@ static fp8core_status check_time(fp8comm_request *request) {
     }
     request->asked = 1;
     // The time of the answers counts from here, also where this call came late.
-    request->stalled_since = now - timeout;
+    request->stalled_since = now - (timeout - grace);
     return FP8CORE_OK;
   }
-  if (stalled < timeout + grace) return FP8CORE_OK;
+  if (stalled < timeout) return FP8CORE_OK;
   char what[160], missing[300];
   describe(&request->header, what);
   name_missing(request, missing, sizeof(missing));
