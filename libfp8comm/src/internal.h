@@ -93,7 +93,7 @@ typedef struct fp8comm_reducer {
 typedef enum fp8comm_step_kind {
   FP8COMM_STEP_SEND,
   FP8COMM_STEP_RECEIVE,
-  // Until all messages posted before have ended.
+  // Until the first `count` messages of the request have ended.
   FP8COMM_STEP_WAIT,
   FP8COMM_STEP_COPY,
   FP8COMM_STEP_FIRST,
@@ -121,6 +121,8 @@ typedef struct fp8comm_pending {
   fp8comm_operation *operation;
   // Of the endpoint.
   int peer;
+  // How many messages of the request were posted before.
+  size_t index;
 } fp8comm_pending;
 
 struct fp8comm_request {
@@ -140,6 +142,10 @@ struct fp8comm_request {
   size_t step_count;
   size_t step_capacity;
   size_t position;
+  // Messages among the steps, and those that were posted.
+  size_t message_count;
+  size_t posted;
+  // In the order in which they were posted.
   fp8comm_pending *pending;
   size_t pending_count;
   size_t pending_capacity;
@@ -179,7 +185,9 @@ fp8core_status fp8comm_request_scratch(fp8comm_request *request, size_t bytes);
 // Adding steps; what fails is told by fp8comm_request_start().
 void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size_t bytes);
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes);
+// Waits for all messages added so far, or for the first `messages` (of message_count) only.
 void fp8comm_add_wait(fp8comm_request *request);
+void fp8comm_add_wait_for(fp8comm_request *request, size_t messages);
 void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes);
 void fp8comm_add_call(fp8comm_request *request, fp8comm_call call, void *data);
 void fp8comm_add_reduction(fp8comm_request *request, fp8comm_step_kind kind, const fp8comm_reducer *reducer,

@@ -251,6 +251,8 @@ static fp8core_status take_request(fp8comm_communicator *communicator, const fp8
   taken->header_to = -1;
   taken->header_from = -1;
   taken->step_count = 0;
+  taken->message_count = 0;
+  taken->posted = 0;
   taken->position = 0;
   taken->pending_count = 0;
   taken->status = FP8CORE_OK;
@@ -318,6 +320,7 @@ void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size
   step->peer = peer;
   step->source = data;
   step->count = bytes;
+  request->message_count++;
 }
 
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes) {
@@ -326,9 +329,15 @@ void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t 
   step->peer = peer;
   step->destination = data;
   step->count = bytes;
+  request->message_count++;
 }
 
-void fp8comm_add_wait(fp8comm_request *request) { (void)new_step(request, FP8COMM_STEP_WAIT); }
+void fp8comm_add_wait_for(fp8comm_request *request, size_t messages) {
+  fp8comm_step *step = new_step(request, FP8COMM_STEP_WAIT);
+  if (step) step->count = messages;
+}
+
+void fp8comm_add_wait(fp8comm_request *request) { fp8comm_add_wait_for(request, request->message_count); }
 
 void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes) {
   fp8comm_step *step = bytes > 0 && destination != source ? new_step(request, FP8COMM_STEP_COPY) : NULL;
@@ -376,6 +385,7 @@ static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *st
     request->pending_capacity = capacity;
   }
   fp8comm_pending *pending = &request->pending[request->pending_count];
+  pending->index = request->posted++;
   FP8COMM_TRY(post(request, step->peer, step->kind == FP8COMM_STEP_SEND, request->data_tag, step->source,
                    step->destination, step->count, pending));
   if (pending->operation) request->pending_count++;
@@ -438,7 +448,8 @@ static fp8core_status advance(fp8comm_request *request, int *moved) {
   FP8COMM_TRY(test_pending(request, moved));
   while (request->position < request->step_count) {
     const fp8comm_step *step = &request->steps[request->position];
-    if (step->kind == FP8COMM_STEP_WAIT && request->pending_count > 0) return FP8CORE_OK;
+    if (step->kind == FP8COMM_STEP_WAIT && request->pending_count > 0 && request->pending[0].index < step->count)
+      return FP8CORE_OK;
     request->position++;
     *moved = 1;
     FP8COMM_TRY(run_step(request, step));
@@ -551,7 +562,7 @@ static void name_missing(const fp8comm_request *request, char *text, size_t room
   (void)snprintf(text, room, "rank %d answers, but has not taken part", awaited);
 }
 
-// Whether the request has waited too long; asks who is there before.
+// Whether the request has waited too long. Asks who is there some time before, so that the answers are there by then.
 static fp8core_status check_time(fp8comm_request *request) {
   fp8comm_communicator *communicator = request->communicator;
   fp8comm_shared *shared = communicator->shared;
@@ -560,7 +571,7 @@ static fp8core_status check_time(fp8comm_request *request) {
   const double grace = timeout / 4 < 2 ? timeout / 4 : 2;
   if (request->stalled_since == 0) request->stalled_since = now;
   const double stalled = now - request->stalled_since;
-  if (stalled < timeout) return FP8CORE_OK;
+  if (stalled < timeout - grace) return FP8CORE_OK;
   if (!request->asked) {
     fp8comm_control question;
     memset(&question, 0, sizeof(question));
@@ -573,10 +584,10 @@ static fp8core_status check_time(fp8comm_request *request) {
     }
     request->asked = 1;
     // The time of the answers counts from here, also where this call came late.
-    request->stalled_since = now - timeout;
+    request->stalled_since = now - (timeout - grace);
     return FP8CORE_OK;
   }
-  if (stalled < timeout + grace) return FP8CORE_OK;
+  if (stalled < timeout) return FP8CORE_OK;
   char what[160], missing[300];
   describe(&request->header, what);
   name_missing(request, missing, sizeof(missing));
