@@ -132,7 +132,7 @@ fp8core_status fp8comm_all_reduce_start(fp8comm_communicator *communicator, cons
     return fp8comm_request_start(request);
   }
   const size_t size = (size_t)communicator->size;
-  const fp8comm_parts parts = {elements, (elements + size - 1) / size};
+  const fp8comm_parts parts = {elements, (elements + size - 1) / size, NULL};
   const size_t staging = fp8comm_reduce_scatter_bytes(communicator, &parts, &reducer);
   const int wide = reducer.accumulator != element;
   const fp8core_status status =
@@ -172,7 +172,7 @@ fp8core_status fp8comm_reduce_scatter_start(fp8comm_communicator *communicator, 
   FP8COMM_TRY(fp8comm_request_begin(communicator, &header, request));
   fp8comm_request *made = *request;
   made->reducer = reducer;
-  const fp8comm_parts parts = {total, elements};
+  const fp8comm_parts parts = {total, elements, NULL};
   const size_t staging = (fp8comm_reduce_scatter_bytes(communicator, &parts, &reducer) + 63) / 64 * 64;
   const int wide = reducer.accumulator != element;
   const fp8core_status status = fp8comm_request_scratch(made, staging + (wide ? elements * reducer.accumulator : 0));
@@ -202,7 +202,7 @@ fp8core_status fp8comm_all_gather_start(fp8comm_communicator *communicator, cons
   if (own != send) FP8COMM_TRY(check_apart("send", send, bytes, "receive", receive, total));
   const fp8comm_header header = header_of(FP8COMM_OPERATION_ALL_GATHER, dtype, 0, count);
   FP8COMM_TRY(fp8comm_request_begin(communicator, &header, request));
-  const fp8comm_parts parts = {total, bytes};
+  const fp8comm_parts parts = {total, bytes, NULL};
   fp8comm_add_copy(*request, own, send, bytes);
   if (bytes > 0) fp8comm_build_all_gather(*request, &parts, 1, receive);
   return fp8comm_request_start(request);
@@ -328,7 +328,7 @@ static void build_tree(fp8comm_request *request, void *data, size_t bytes, int r
 // Scatter and all-gather: van de Geijn, "On global combine operations", 1994.
 static void build_scattered(fp8comm_request *request, void *data, size_t bytes, int root) {
   const int size = request->communicator->size, rank = request->communicator->rank;
-  const fp8comm_parts parts = {bytes, (bytes + (size_t)size - 1) / (size_t)size};
+  const fp8comm_parts parts = {bytes, (bytes + (size_t)size - 1) / (size_t)size, NULL};
   unsigned char *at = data;
   if (rank == root) {
     for (int distance = 1; distance < size; distance++) {

@@ -4,14 +4,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/sum.h"
 #include "gradient.h"
 #include "gradient_rules.h"
 #include "internal.h"
 
 // Elements that are converted at once: in and out stay in the first two caches.
 #define CHUNK 16384
+// The same for an owner's sums, which all threads work on.
+#define OWNER_CHUNK 262144
+// Elements that are cast at once, from the last to the first: what the measuring before has read last is still in the
+// caches, and the codes stay there.
+#define CAST_CHUNK 1048576
 // Parts begin at multiples of this many elements.
 #define PART_ELEMENTS 64
+// Up to this many ranks an owner keeps all contributions to its tensors, beyond it their sum in FP32, which is smaller.
+#define KEPT_RANKS 5
 
 typedef struct gradient_bucket {
   int64_t first;
@@ -25,7 +33,8 @@ typedef struct gradient_bucket {
 typedef struct counts_record {
   // FP32 bits of the largest magnitude of the mean; as integers, so that a NaN wins.
   uint32_t amax;
-  uint32_t unused;
+  // Where the cast met an infinity or a NaN that the amax did not show: the number of ranks less the rank, or 0.
+  uint32_t nonfinite;
   uint64_t saturated_in_cast;
   uint64_t saturated_in_sum;
   uint64_t flushed_to_zero;
@@ -46,7 +55,11 @@ typedef struct gradient_slot {
   unsigned char *memory;
   // The bucket as it travels; then the mean.
   unsigned char *codes;
-  // FP32, of this rank's part.
+  // Of this rank's part, one of the two: what the other ranks contributed, each `stride` elements behind the one
+  // before, and where all contributions are, this rank's first; or the sum, in FP32.
+  unsigned char *received;
+  size_t stride;
+  const unsigned char **sources;
   float *sum;
   float *chunk;
   float *other_chunk;
@@ -60,6 +73,7 @@ typedef struct gradient_slot {
   squares_record *squares;
   fp8comm_reducer sum_rule;
   fp8comm_reducer exact_rule;
+  fp8comm_reducer unpack_rule;
 } gradient_slot;
 
 struct fp8comm_gradient_reducer {
@@ -71,10 +85,17 @@ struct fp8comm_gradient_reducer {
   // Of an element on the wire.
   size_t element;
   int scaled;
+  // Whether contributions are kept until the scale of the mean is known, rather than added up as they come.
+  int keeps;
   int64_t tensor_count;
   fp8comm_gradient_tensor *tensors;
+  // The tensors of each bucket by their offset.
+  int64_t *order;
   int64_t bucket_count;
   gradient_bucket *buckets;
+  // Whether means are for their owners only; where each rank's part begins, in each bucket.
+  int owned;
+  size_t *begins;
   int slot_count;
   gradient_slot *slots;
   uint64_t tickets;
@@ -94,6 +115,16 @@ static size_t maximum(size_t one, size_t other) { return one > other ? one : oth
 
 static fp8comm_gradient_tensor *tensor_of(const gradient_slot *slot, int64_t index) {
   return &slot->reducer->tensors[slot->bucket->first + index];
+}
+
+// The one that is `place`-th in the bucket's memory.
+static fp8comm_gradient_tensor *tensor_in_order(const gradient_slot *slot, int64_t place) {
+  return &slot->reducer->tensors[slot->reducer->order[slot->bucket->first + place]];
+}
+
+// Whether this rank gets the tensor's mean.
+static int is_for(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return tensor->owner < 0 || tensor->owner == reducer->communicator->rank;
 }
 
 static size_t own_begin(const gradient_slot *slot) {
@@ -123,12 +154,12 @@ static fp8core_status convert(const gradient_slot *slot, void *out, fp8core_dtyp
   return fp8core_cast(slot->reducer->context, &options, &source, &target);
 }
 
-// The index in the bucket of the tensor that holds this element; one without elements holds none.
+// The place in the bucket of the tensor that holds this element; one without elements holds none.
 static int64_t tensor_at(const gradient_slot *slot, size_t element) {
   int64_t low = 0, high = slot->bucket->count - 1;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
-    if (tensor_of(slot, middle)->offset <= element) {
+    if (tensor_in_order(slot, middle)->offset <= element) {
       low = middle;
     } else {
       high = middle - 1;
@@ -194,7 +225,7 @@ static fp8core_status native_add(void *data, void *sum, const void *in, size_t o
   const size_t begin = own_begin(slot) + offset, end = begin + count;
   unsigned char *codes = sum;
   for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
-    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
     if (tensor->offset >= end) break;
     fp8core_cast_statistics statistics = {0, 0, 0, 0};
     size_t from;
@@ -207,6 +238,28 @@ static fp8core_status native_add(void *data, void *sum, const void *in, size_t o
       FP8COMM_TRY(convert(slot, codes + at, wire, slot->chunk, FP8CORE_FP32, part, &statistics));
     }
     tensor->statistics.saturated_in_sum += statistics.saturated;
+  }
+  return FP8CORE_OK;
+}
+
+static fp8comm_sum contributions(const gradient_slot *slot) {
+  const fp8comm_sum sum = {slot->reducer->wire, slot->reducer->communicator->size, slot->sources};
+  return sum;
+}
+
+// Contributions that are kept: of a piece of the part of which all are there, the largest sums.
+static fp8core_status measure_sums(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  const gradient_slot *slot = data;
+  const size_t begin = own_begin(slot) + offset, end = begin + count;
+  const fp8comm_sum all = contributions(slot);
+  (void)sum, (void)in;
+  for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
+    if (tensor->offset >= end) break;
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    const uint32_t largest = fp8comm_sum_largest(slot->reducer->context, &all, from - own_begin(slot), elements);
+    if (largest > tensor->largest_sum) tensor->largest_sum = largest;
   }
   return FP8CORE_OK;
 }
@@ -241,6 +294,7 @@ static fp8core_status counts_add(void *data, void *sum, const void *in, size_t o
   const counts_record *record = in;
   for (size_t i = 0; i < count; i++) {
     raise_bits(&total[i].amax, record[i].amax);
+    raise_bits(&total[i].nonfinite, record[i].nonfinite);
     total[i].saturated_in_cast += record[i].saturated_in_cast;
     total[i].saturated_in_sum += record[i].saturated_in_sum;
     total[i].flushed_to_zero += record[i].flushed_to_zero;
@@ -273,7 +327,7 @@ static const fp8comm_reducer squares_rule = {
 
 static fp8comm_parts exchange_parts(const fp8comm_communicator *communicator, size_t count) {
   const size_t size = (size_t)communicator->size;
-  const fp8comm_parts parts = {count, (count + size - 1) / size};
+  const fp8comm_parts parts = {count, (count + size - 1) / size, NULL};
   return parts;
 }
 
@@ -308,8 +362,9 @@ static fp8core_status measure(void *data) {
   const int64_t count = slot->bucket->count;
   slot->amaxes[count] = 0;
   for (int64_t i = 0; i < count; i++) {
-    float amax = 0;
-    FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor_of(slot, i)->input, &amax));
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    float amax = fabsf(tensor->known_amax_value);
+    if (!tensor->known_amax) FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor->input, &amax));
     slot->amaxes[i] = fp8core_float_bits(amax);
     if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
   }
@@ -341,15 +396,53 @@ static void choose_scale(gradient_slot *slot, int64_t index) {
   tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
 }
 
+static int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride == 0 || tensor->dimensions < 2; }
+
+// The tensor's codes, as they travel.
+static fp8core_status quantise_tensor(gradient_slot *slot, fp8comm_gradient_tensor *tensor) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t elements = (size_t)tensor->elements;
+  const size_t chunk = is_dense(&tensor->input) ? CAST_CHUNK : maximum(elements, 1);
+  const size_t element = fp8core_dtype_size(tensor->input.dtype);
+  fp8core_cast_statistics counted = {0, 0, 0, 0};
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.statistics = reducer->scaled ? &counted : NULL;
+  // An infinity of a baseline stays one.
+  options.saturate = reducer->scaled;
+  for (size_t i = (elements + chunk - 1) / chunk; i-- > 0;) {
+    const size_t begin = i * chunk, part = minimum(chunk, elements - begin);
+    fp8core_tensor input = tensor->input;
+    if (chunk < elements) {
+      input = vector((unsigned char *)tensor->input.data + begin * element, tensor->input.dtype, part);
+      input.scale_inverse = tensor->input.scale_inverse;
+    }
+    fp8core_tensor codes = input;
+    codes.data = code_at(slot, tensor->offset + begin);
+    codes.dtype = reducer->wire;
+    codes.row_stride = 0;
+    codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
+    codes.scale_inverse = NULL;
+    codes.amax = NULL;
+    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &input, &codes));
+  }
+  tensor->statistics.saturated_in_cast = counted.saturated;
+  tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
+  tensor->statistics.nonfinite = counted.nonfinite > 0;
+  return FP8CORE_OK;
+}
+
+// `told`: the number of ranks less the lowest with an infinity or a NaN, or 0.
+static void note_nonfinite_rank(fp8comm_gradient_reducer *reducer, uint32_t told) {
+  const int rank = reducer->communicator->size - (int)told;
+  if (told > 0 && (reducer->nonfinite_rank < 0 || rank < reducer->nonfinite_rank)) reducer->nonfinite_rank = rank;
+}
+
 // Every rank's scales are the same now: the codes that travel.
 static fp8core_status quantise(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  if (reducer->scaled && slot->amaxes[slot->bucket->count] > 0) {
-    const int rank = reducer->communicator->size - (int)slot->amaxes[slot->bucket->count];
-    if (slot->reducer->nonfinite_rank < 0 || rank < slot->reducer->nonfinite_rank) slot->reducer->nonfinite_rank = rank;
-  }
-  for (int64_t i = 0; i < slot->bucket->count; i++) {
+  if (reducer->scaled) note_nonfinite_rank(slot->reducer, slot->amaxes[slot->bucket->count]);
+  for (int64_t i = slot->bucket->count; i-- > 0;) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
     choose_scale(slot, i);
     if (reducer->options.measure_snr) {
@@ -366,21 +459,7 @@ static fp8core_status quantise(void *data) {
       memset(code_at(slot, tensor->offset), 0, (size_t)tensor->elements * reducer->element);
       continue;
     }
-    fp8core_cast_statistics counted = {0, 0, 0, 0};
-    fp8core_cast_options options = fp8core_cast_options_default();
-    fp8core_tensor codes = tensor->input;
-    codes.data = code_at(slot, tensor->offset);
-    codes.dtype = reducer->wire;
-    codes.row_stride = 0;
-    codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
-    codes.scale_inverse = NULL;
-    codes.amax = NULL;
-    options.statistics = reducer->scaled ? &counted : NULL;
-    // An infinity of a baseline stays one.
-    options.saturate = reducer->scaled;
-    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &tensor->input, &codes));
-    tensor->statistics.saturated_in_cast = counted.saturated;
-    tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
+    FP8COMM_TRY(quantise_tensor(slot, tensor));
   }
   return FP8CORE_OK;
 }
@@ -396,10 +475,17 @@ static fp8core_status count(void *data) {
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
     memset(record, 0, sizeof(*record));
+    // Of an amax that showed it all ranks know.
+    if (tensor->statistics.nonfinite && !fp8core_amax_is_nonfinite(tensor->statistics.amax))
+      record->nonfinite = (uint32_t)(reducer->communicator->size - reducer->communicator->rank);
     record->saturated_in_cast = tensor->statistics.saturated_in_cast;
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
     record->flushed_to_zero = tensor->statistics.flushed_to_zero;
     if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
+    if (reducer->keeps) {
+      record->amax = fp8core_float_bits(fp8core_bits_float(tensor->largest_sum) * tensor->sum_scale_inverse);
+      continue;
+    }
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
     float amax = 0;
     mean.scale_inverse = &tensor->sum_scale_inverse;
@@ -423,6 +509,11 @@ static void update_mu(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_
   statistics->next_mu = tensor->mu;
 }
 
+// Whether the mean is rounded to what travels, or would: an owner writes other formats from the sum.
+static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
+}
+
 // The mean of this rank's part, as it travels; and what the counts of all ranks tell.
 static fp8core_status requantise(void *data) {
   gradient_slot *slot = data;
@@ -440,6 +531,9 @@ static fp8core_status requantise(void *data) {
     if (!reducer->scaled) {
       statistics->amax = mean_amax;
       statistics->nonfinite = fp8core_amax_is_nonfinite(mean_amax);
+    } else if (record->nonfinite > 0) {
+      statistics->nonfinite = 1;
+      note_nonfinite_rank(reducer, record->nonfinite);
     }
     reducer->nonfinite_tensors += statistics->nonfinite;
     update_mu(reducer, tensor);
@@ -447,9 +541,17 @@ static fp8core_status requantise(void *data) {
                              : reducer->scaled ? fp8core_scale_rule(reducer->wire, mean_amax, 0, 0, 1.0f)
                                                : 1.0f;
     tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
+    tensor->output_scale = statistics->mean_scale;
+    tensor->output_scale_inverse = tensor->mean_scale_inverse;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
-    if (elements == 0 || native || statistics->nonfinite) continue;
+    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor)) continue;
+    if (reducer->keeps) {
+      const fp8comm_sum all = contributions(slot);
+      fp8comm_sum_requantise(reducer->context, &all, from - begin, elements, tensor->sum_scale_inverse,
+                             statistics->mean_scale, code_at(slot, from));
+      continue;
+    }
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
     fp8core_tensor codes = vector(code_at(slot, from), reducer->wire, elements);
     mean.scale_inverse = &tensor->sum_scale_inverse;
@@ -459,7 +561,7 @@ static fp8core_status requantise(void *data) {
   return FP8CORE_OK;
 }
 
-// Squares of the exact mean, and of what the mean that travels is off by, in this rank's part.
+// Squares of the exact mean, and of what the mean that travels, or an owner has, is off by, in this rank's part.
 static fp8core_status compare(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
@@ -471,14 +573,24 @@ static fp8core_status compare(void *data) {
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
     record->signal = record->noise = 0;
-    if (tensor->statistics.nonfinite) continue;
+    if (tensor->statistics.nonfinite || elements == 0) continue;
+    const int codes = reducer->options.algorithm == FP8COMM_NATIVE || is_requantised(reducer, tensor);
+    const double scale = (double)(codes ? tensor->statistics.mean_scale : tensor->sum_scale);
     for (size_t done = 0; done < elements; done += CHUNK) {
       const size_t part = minimum(CHUNK, elements - done);
       const float *exact = slot->exact + (from - begin + done);
-      FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, code_at(slot, from + done), reducer->wire, part, NULL));
+      const float *mean = slot->chunk;
+      if (codes) {
+        FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, code_at(slot, from + done), reducer->wire, part, NULL));
+      } else if (reducer->keeps) {
+        const fp8comm_sum all = contributions(slot);
+        fp8comm_sum_all(reducer->context, &all, from - begin + done, part, slot->chunk);
+      } else {
+        mean = slot->sum + (from - begin + done);
+      }
       for (size_t j = 0; j < part; j++) {
         const double right = (double)exact[j] / ranks;
-        const double off = (double)slot->chunk[j] / (double)tensor->statistics.mean_scale - right;
+        const double off = (double)mean[j] / scale - right;
         record->signal += right * right;
         record->noise += off * off;
       }
@@ -487,40 +599,97 @@ static fp8core_status compare(void *data) {
   return FP8CORE_OK;
 }
 
-static fp8core_status unpack(void *data) {
+// Elements of a tensor's mean, from `first` on, into its output: what is in `mean`, as values times scale_inverse.
+static fp8core_status write_mean(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t first,
+                                 size_t elements, const void *mean, fp8core_dtype dtype, const float *scale_inverse) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const fp8core_tensor *output = &tensor->output;
+  const int narrow = reducer->scaled && output->dtype == reducer->wire;
+  const size_t out_element = fp8core_dtype_size(output->dtype), in_element = fp8core_dtype_size(dtype);
+  const int dense = is_dense(output);
+  const size_t row = dense ? (size_t)tensor->elements : (size_t)output->shape[output->dimensions - 1];
+  const size_t stride = dense ? row : (size_t)output->row_stride;
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.saturate = 0;
+  for (size_t done = 0; done < elements;) {
+    const size_t column = (first + done) % row, part = minimum(row - column, elements - done);
+    unsigned char *to = (unsigned char *)output->data + ((first + done) / row * stride + column) * out_element;
+    fp8core_tensor source = vector((unsigned char *)(uintptr_t)mean + done * in_element, dtype, part);
+    source.scale_inverse = scale_inverse;
+    if (narrow) {
+      // The codes themselves; what they stand for raises the amax.
+      if (output->amax) FP8COMM_TRY(fp8core_amax(reducer->context, &source, output->amax));
+      memcpy(to, source.data, part);
+    } else {
+      fp8core_tensor target = vector(to, output->dtype, part);
+      target.amax = output->amax;
+      FP8COMM_TRY(fp8core_cast(reducer->context, &options, &source, &target));
+    }
+    done += part;
+  }
+  return FP8CORE_OK;
+}
+
+// The same of the codes from element `from` of the bucket on.
+static fp8core_status write_codes(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t from,
+                                  size_t elements) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  if (tensor->statistics.nonfinite) {
+    const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
+    for (size_t i = 0; i < elements; i++) memcpy(code_at(slot, from + i), &nan, reducer->element);
+  }
+  return write_mean(slot, tensor, from - tensor->offset, elements, code_at(slot, from), reducer->wire,
+                    &tensor->mean_scale_inverse);
+}
+
+// A piece of the bucket whose mean has come.
+static fp8core_status unpack(void *data, void *out, const void *in, size_t begin, size_t count_of) {
+  const gradient_slot *slot = data;
+  const size_t end = begin + count_of;
+  (void)out, (void)in;
+  for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
+    if (tensor->offset >= end) break;
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    FP8COMM_TRY(write_codes(slot, tensor, from, elements));
+  }
+  return FP8CORE_OK;
+}
+
+// The means of this rank's own tensors. What has not been rounded to the wire's format, nor needs to, is still a sum.
+static fp8core_status deliver(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    const fp8core_tensor *output = &tensor->output;
-    unsigned char *codes = code_at(slot, tensor->offset);
-    if (tensor->statistics.nonfinite) {
-      const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
-      for (int64_t j = 0; j < tensor->elements; j++)
-        memcpy(codes + (size_t)j * reducer->element, &nan, reducer->element);
+    const size_t elements = (size_t)tensor->elements;
+    if (!is_for(reducer, tensor)) continue;
+    if (native || tensor->statistics.nonfinite || is_requantised(reducer, tensor)) {
+      FP8COMM_TRY(write_codes(slot, tensor, tensor->offset, elements));
+      continue;
     }
-    fp8core_tensor mean = *output, target = *output;
-    mean.data = codes;
-    mean.dtype = reducer->wire;
-    mean.row_stride = 0;
-    mean.scale = NULL;
-    mean.amax = NULL;
-    mean.scale_inverse = &tensor->mean_scale_inverse;
-    target.scale = target.scale_inverse = NULL;
-    if (reducer->scaled && output->dtype == reducer->wire) {
-      // The codes themselves; what they stand for raises the amax.
-      if (output->amax) FP8COMM_TRY(fp8core_amax(reducer->context, &mean, output->amax));
-      mean.scale_inverse = NULL;
-      target.amax = NULL;
-      tensor->output_scale = tensor->statistics.mean_scale;
-      tensor->output_scale_inverse = tensor->mean_scale_inverse;
+    const size_t begin = tensor->offset - own_begin(slot);
+    if (!reducer->keeps) {
+      FP8COMM_TRY(write_mean(slot, tensor, 0, elements, slot->sum + begin, FP8CORE_FP32, &tensor->sum_scale_inverse));
+      continue;
     }
-    fp8core_cast_options options = fp8core_cast_options_default();
-    options.saturate = 0;
-    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &mean, &target));
-    tensor->statistics.snr_db = NAN;
-    if (reducer->options.measure_snr && slot->squares[i].signal > 0)
-      tensor->statistics.snr_db = 10 * log10(slot->squares[i].signal / slot->squares[i].noise);
+    const fp8comm_sum all = contributions(slot);
+    for (size_t done = 0; done < elements; done += OWNER_CHUNK) {
+      const size_t part = minimum(OWNER_CHUNK, elements - done);
+      fp8comm_sum_all(reducer->context, &all, begin + done, part, slot->chunk);
+      FP8COMM_TRY(write_mean(slot, tensor, done, part, slot->chunk, FP8CORE_FP32, &tensor->sum_scale_inverse));
+    }
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status note_snr(void *data) {
+  const gradient_slot *slot = data;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const squares_record *record = &slot->squares[i];
+    if (record->signal > 0) tensor_of(slot, i)->statistics.snr_db = 10 * log10(record->signal / record->noise);
   }
   return FP8CORE_OK;
 }
@@ -536,8 +705,12 @@ static void build(gradient_slot *slot) {
     build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
   }
   fp8comm_add_call(request, quantise, slot);
-  fp8comm_build_reduce_scatter(request, &slot->sum_rule, parts, slot->codes,
-                               native ? (void *)code_at(slot, own_begin(slot)) : slot->sum, slot->staging);
+  if (reducer->keeps) {
+    fp8comm_build_contributions(request, &slot->sum_rule, parts, slot->codes, slot->received, slot->stride);
+  } else {
+    fp8comm_build_reduce_scatter(request, &slot->sum_rule, parts, slot->codes,
+                                 native ? (void *)code_at(slot, own_begin(slot)) : slot->sum, slot->staging);
+  }
   if (reducer->options.measure_snr)
     fp8comm_build_reduce_scatter(request, &slot->exact_rule, parts, slot->values, slot->exact, slot->staging);
   fp8comm_add_call(request, count, slot);
@@ -546,9 +719,13 @@ static void build(gradient_slot *slot) {
   if (reducer->options.measure_snr) {
     fp8comm_add_call(request, compare, slot);
     build_exchange(slot, &squares_rule, slot->squares, count_of);
+    fp8comm_add_call(request, note_snr, slot);
   }
-  fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
-  fp8comm_add_call(request, unpack, slot);
+  if (reducer->owned) {
+    fp8comm_add_call(request, deliver, slot);
+  } else {
+    fp8comm_build_all_gather_in_pieces(request, &slot->unpack_rule, parts, slot->codes);
+  }
 }
 
 // --- Making ---
@@ -591,6 +768,9 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   options->mu_min = given->mu_min;
   options->mu_max = given->mu_max;
   options->measure_snr = given->measure_snr != 0;
+  options->owners = given->owners;
+  options->bucket_of = given->bucket_of;
+  options->inputs_have_amax = given->inputs_have_amax != 0;
   if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
     return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
   if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
@@ -600,6 +780,8 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
                            (int)options->wire_dtype);
   if (options->buckets_in_flight < 1 || options->buckets_in_flight > 64)
     return fp8comm_invalid("buckets_in_flight is %d, expected 1 to 64", options->buckets_in_flight);
+  // Packed by hand, it says nothing.
+  if (options->bucket_of) options->bucket_bytes = fp8comm_gradient_options_default().bucket_bytes;
   if (options->bucket_bytes < 1)
     return fp8comm_invalid("bucket_bytes is %lld, expected at least 1", (long long)options->bucket_bytes);
   if (!(options->saturation_threshold >= 0 && options->saturation_threshold <= 1))
@@ -615,6 +797,22 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   return FP8CORE_OK;
 }
 
+// The two that have an entry a tensor.
+static fp8core_status check_lists(const fp8comm_gradient_options *options, int64_t tensors, int ranks) {
+  for (int64_t i = 0; i < tensors; i++) {
+    if (options->owners && (options->owners[i] < 0 || options->owners[i] >= ranks))
+      return fp8comm_invalid("owners[%lld] is %d, expected a rank, 0 to %d", (long long)i, options->owners[i],
+                             ranks - 1);
+    if (!options->bucket_of) continue;
+    const int bucket = options->bucket_of[i], before = i > 0 ? options->bucket_of[i - 1] : 0;
+    if (i == 0 && bucket != 0) return fp8comm_invalid("bucket_of[0] is %d, expected 0", bucket);
+    if (bucket != before && bucket != (int64_t)before + 1)
+      return fp8comm_invalid("bucket_of[%lld] is %d, expected %d or %d after the %d before it", (long long)i, bucket,
+                             before, before + 1, before);
+  }
+  return FP8CORE_OK;
+}
+
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
   const unsigned char *at = data;
   for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * UINT64_C(0x100000001b3);
@@ -624,43 +822,84 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
 // Of all that ranks must have in common.
 static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
   const fp8comm_gradient_options *options = &reducer->options;
-  const int integers[] = {(int)options->algorithm, (int)options->scaling, (int)options->wire_dtype,
-                          options->buckets_in_flight, options->measure_snr};
+  const int integers[] = {(int)options->algorithm,    (int)options->scaling, (int)options->wire_dtype,
+                          options->buckets_in_flight, options->measure_snr,  reducer->owned};
   const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
                             options->mu_initial,           options->mu_min,  options->mu_max,
                             (double)options->bucket_bytes};
   uint64_t hash = hash_bytes(UINT64_C(0xcbf29ce484222325), integers, sizeof(integers));
   hash = hash_bytes(hash, numbers, sizeof(numbers));
-  for (int64_t i = 0; i < reducer->tensor_count; i++)
+  for (int64_t i = 0; i < reducer->tensor_count; i++) {
     hash = hash_bytes(hash, &reducer->tensors[i].elements, sizeof(int64_t));
+    hash = hash_bytes(hash, &reducer->tensors[i].owner, sizeof(int));
+  }
+  for (int64_t i = 0; i < reducer->bucket_count; i++)
+    hash = hash_bytes(hash, &reducer->buckets[i].first, sizeof(int64_t));
   // Folded, as messages print the lower half.
   return hash ^ hash >> 32;
 }
 
 static void plan_buckets(fp8comm_gradient_reducer *reducer) {
   const size_t most = (size_t)reducer->options.bucket_bytes / reducer->element;
-  const size_t ranks = (size_t)reducer->communicator->size;
+  const int *bucket_of = reducer->options.bucket_of;
   gradient_bucket *last = NULL;
   reducer->bucket_count = 0;
   for (int64_t i = 0; i < reducer->tensor_count; i++) {
-    fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
-    const size_t elements = (size_t)tensor->elements;
-    // The second condition: at least one tensor each.
-    if (!last || (last->elements + elements > most && last->count > 0)) {
+    const size_t elements = (size_t)reducer->tensors[i].elements;
+    // The last condition: at least one tensor each.
+    if (!last || (bucket_of ? bucket_of[i] != bucket_of[i - 1] : last->elements + elements > most && last->count > 0)) {
       last = &reducer->buckets[reducer->bucket_count++];
       memset(last, 0, sizeof(*last));
       last->first = i;
     }
-    tensor->offset = last->elements;
     last->elements += elements;
     last->count++;
   }
-  for (int64_t i = 0; i < reducer->bucket_count; i++) {
-    gradient_bucket *one = &reducer->buckets[i];
-    const size_t part = (one->elements + ranks - 1) / ranks;
-    one->parts.count = one->elements;
-    one->parts.part = (part + PART_ELEMENTS - 1) / PART_ELEMENTS * PART_ELEMENTS;
+}
+
+// One tensor after the other; every rank owns as many elements.
+static void divide(fp8comm_gradient_reducer *reducer, gradient_bucket *bucket) {
+  const size_t ranks = (size_t)reducer->communicator->size;
+  const size_t part = (bucket->elements + ranks - 1) / ranks;
+  size_t offset = 0;
+  for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+    reducer->order[i] = i;
+    reducer->tensors[i].offset = offset;
+    offset += (size_t)reducer->tensors[i].elements;
   }
+  bucket->parts.count = bucket->elements;
+  bucket->parts.part = (part + PART_ELEMENTS - 1) / PART_ELEMENTS * PART_ELEMENTS;
+}
+
+// Tensors of one owner after those of the other: a sort that counts, with begins[rank] for the rank's next place.
+static void divide_among_owners(fp8comm_gradient_reducer *reducer, gradient_bucket *bucket, size_t *begins) {
+  const int ranks = reducer->communicator->size;
+  const int64_t end = bucket->first + bucket->count;
+  fp8comm_gradient_tensor *tensors = reducer->tensors;
+  size_t place = (size_t)bucket->first, offset = 0;
+  memset(begins, 0, ((size_t)ranks + 1) * sizeof(*begins));
+  for (int64_t i = bucket->first; i < end; i++) begins[tensors[i].owner]++;
+  for (int rank = 0; rank < ranks; rank++) {
+    const size_t count_of = begins[rank];
+    begins[rank] = place;
+    place += count_of;
+  }
+  for (int64_t i = bucket->first; i < end; i++) reducer->order[begins[tensors[i].owner]++] = i;
+  memset(begins, 0, ((size_t)ranks + 1) * sizeof(*begins));
+  for (int64_t i = bucket->first; i < end; i++) {
+    fp8comm_gradient_tensor *tensor = &tensors[reducer->order[i]];
+    tensor->offset = offset;
+    offset += (size_t)tensor->elements;
+    begins[tensor->owner + 1] = offset;
+  }
+  bucket->parts.part = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    // Those that own nothing here begin where the one before ends.
+    begins[rank + 1] = maximum(begins[rank + 1], begins[rank]);
+    bucket->parts.part = maximum(bucket->parts.part, begins[rank + 1] - begins[rank]);
+  }
+  bucket->parts.count = bucket->elements;
+  bucket->parts.begins = begins;
 }
 
 // Where the next buffer lies; NULL while only the size is wanted.
@@ -670,6 +909,9 @@ static void *place(unsigned char *memory, size_t *used, size_t bytes) {
   return at;
 }
 
+// Elements of a contribution that is kept.
+static size_t kept_stride(size_t part) { return (part + PART_ELEMENTS - 1) / PART_ELEMENTS * PART_ELEMENTS; }
+
 // Sets a slot's buffers in `memory`, or finds how many bytes they need.
 static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *slot, unsigned char *memory) {
   const fp8comm_communicator *communicator = reducer->communicator;
@@ -678,19 +920,24 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
     const gradient_bucket *one = &reducer->buckets[i];
     const size_t count_of = (size_t)one->count;
     elements = maximum(elements, one->elements);
-    part = maximum(part, minimum(one->parts.part, one->elements));
+    part = maximum(part, fp8comm_part_count(&one->parts, communicator->rank));
     tensors = maximum(tensors, count_of);
-    staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
+    if (!reducer->keeps)
+      staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
     staging = maximum(staging, exchange_bytes(communicator, &bits_rule, count_of + 1));
     staging = maximum(staging, exchange_bytes(communicator, &counts_rule, count_of));
     if (!reducer->options.measure_snr) continue;
     staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->exact_rule));
     staging = maximum(staging, exchange_bytes(communicator, &squares_rule, count_of));
   }
-  const int native = reducer->options.algorithm == FP8COMM_NATIVE, snr = reducer->options.measure_snr;
+  const int snr = reducer->options.measure_snr;
+  const int sums = !reducer->keeps && reducer->options.algorithm != FP8COMM_NATIVE;
+  const size_t ranks = (size_t)communicator->size;
   slot->codes = place(memory, &used, elements * reducer->element);
-  slot->sum = place(memory, &used, native ? 0 : part * sizeof(float));
-  slot->chunk = place(memory, &used, CHUNK * sizeof(float));
+  slot->received = place(memory, &used, reducer->keeps ? (ranks - 1) * kept_stride(part) : 0);
+  slot->sources = place(memory, &used, reducer->keeps ? ranks * sizeof(*slot->sources) : 0);
+  slot->sum = place(memory, &used, sums ? part * sizeof(float) : 0);
+  slot->chunk = place(memory, &used, (reducer->keeps && reducer->owned ? OWNER_CHUNK : CHUNK) * sizeof(float));
   slot->other_chunk = place(memory, &used, CHUNK * sizeof(float));
   slot->staging = place(memory, &used, staging);
   slot->amaxes = place(memory, &used, (tensors + 1) * sizeof(uint32_t));
@@ -705,10 +952,13 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_reducer wide = {reducer->element, sizeof(float), wide_first, wide_add, NULL, slot};
   const fp8comm_reducer narrow = {reducer->element, reducer->element, native_first, native_add, NULL, slot};
+  const fp8comm_reducer kept = {reducer->element, 0, NULL, measure_sums, NULL, slot};
   const fp8comm_reducer exact = {sizeof(float), sizeof(float), exact_first, exact_add, NULL, slot};
+  const fp8comm_reducer unpacks = {reducer->element, 0, NULL, NULL, unpack, slot};
   slot->reducer = reducer;
-  slot->sum_rule = native ? narrow : wide;
+  slot->sum_rule = native ? narrow : reducer->keeps ? kept : wide;
   slot->exact_rule = exact;
+  slot->unpack_rule = unpacks;
   const size_t bytes = lay_out(reducer, slot, NULL);
   slot->memory = fp8comm_allocate(bytes);
   if (!slot->memory)
@@ -721,23 +971,41 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
 static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *elements) {
   const size_t count_of = (size_t)reducer->tensor_count;
   reducer->tensors = calloc(count_of, sizeof(*reducer->tensors));
+  reducer->order = calloc(count_of, sizeof(*reducer->order));
   reducer->buckets = calloc(count_of, sizeof(*reducer->buckets));
-  if (!reducer->tensors || !reducer->buckets)
+  if (!reducer->tensors || !reducer->order || !reducer->buckets)
     return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the tables of %lld tensors",
                                   (long long)reducer->tensor_count);
   for (int64_t i = 0; i < reducer->tensor_count; i++) {
     fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
     tensor->elements = elements[i];
+    tensor->owner = reducer->owned ? reducer->options.owners[i] : -1;
     tensor->mu = reducer->scaled && reducer->options.scaling == FP8COMM_SCALING_AUTO ? reducer->options.mu_initial : 1;
     tensor->statistics.elements = elements[i];
     tensor->statistics.mu = tensor->statistics.next_mu = tensor->mu;
   }
   plan_buckets(reducer);
+  const size_t begins = reducer->owned ? (size_t)reducer->bucket_count * ((size_t)reducer->communicator->size + 1) : 0;
+  if (reducer->owned) {
+    reducer->begins = calloc(begins, sizeof(*reducer->begins));
+    if (!reducer->begins)
+      return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the parts of %lld buckets",
+                                    (long long)reducer->bucket_count);
+  }
+  for (int64_t i = 0; i < reducer->bucket_count; i++) {
+    if (reducer->owned) {
+      divide_among_owners(reducer, &reducer->buckets[i],
+                          reducer->begins + (size_t)i * ((size_t)reducer->communicator->size + 1));
+    } else {
+      divide(reducer, &reducer->buckets[i]);
+    }
+  }
   const int64_t in_flight = reducer->options.buckets_in_flight;
   reducer->slot_count = (int)(in_flight < reducer->bucket_count ? in_flight : reducer->bucket_count);
   reducer->slots = calloc((size_t)reducer->slot_count, sizeof(*reducer->slots));
   if (!reducer->slots) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate buckets");
-  reducer->memory_bytes = sizeof(*reducer) + count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->buckets)) +
+  reducer->memory_bytes = sizeof(*reducer) + begins * sizeof(*reducer->begins) +
+                          count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
                           (size_t)reducer->slot_count * sizeof(*reducer->slots);
   for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
   reducer->digest = digest_of(reducer);
@@ -789,6 +1057,7 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
     total += elements[i];
   }
   FP8COMM_TRY(read_options(given, &options));
+  FP8COMM_TRY(check_lists(&options, tensors, communicator->size));
   FP8COMM_TRY(fp8comm_check(communicator));
   fp8comm_gradient_reducer *made = calloc(1, sizeof(*made));
   if (!made) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a reducer");
@@ -801,9 +1070,13 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
                : options.algorithm == FP8COMM_BASELINE_FP32 ? FP8CORE_FP32
                                                             : FP8CORE_BF16;
   made->element = fp8core_dtype_size(made->wire);
+  made->owned = options.owners != NULL;
+  made->keeps = options.algorithm == FP8COMM_TWO_SHOT && (!made->owned || communicator->size <= KEPT_RANKS);
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
   fp8core_status status = make(made, elements);
+  // The caller's, for this call only.
+  made->options.owners = made->options.bucket_of = NULL;
   if (status == FP8CORE_OK) status = agree(made);
   if (status == FP8CORE_OK) {
     *reducer = made;
@@ -822,7 +1095,9 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
     free(gone->slots[i].memory);
   }
   free(gone->slots);
+  free(gone->begins);
   free(gone->buckets);
+  free(gone->order);
   free(gone->tensors);
   free(gone);
 }
@@ -866,6 +1141,7 @@ static fp8core_status check_bucket_tensors(const fp8comm_gradient_reducer *reduc
   for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
     const fp8core_dtype dtype = outputs[i].dtype;
     FP8COMM_TRY(check_tensor("inputs", i, &inputs[i], reducer->tensors[i].elements));
+    if (!is_for(reducer, &reducer->tensors[i])) continue;
     // What scales it comes with is not looked at.
     fp8core_tensor output = outputs[i];
     output.scale = output.scale_inverse = NULL;
@@ -907,19 +1183,25 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
                          fp8core_tensor *outputs) {
   for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
-    const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
     const double mu = tensor->mu;
     tensor->input = inputs[i];
     // Its scale may be the one that this step is going to write: what it is now counts.
     tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
     tensor->input.scale_inverse = &tensor->input_scale_inverse;
+    tensor->known_amax = reducer->options.inputs_have_amax ? inputs[i].amax : NULL;
+    if (tensor->known_amax) tensor->known_amax_value = *tensor->known_amax;
     tensor->input.amax = NULL;
-    outputs[i].scale = narrow ? &tensor->output_scale : NULL;
-    outputs[i].scale_inverse = narrow ? &tensor->output_scale_inverse : NULL;
-    tensor->output = outputs[i];
+    if (is_for(reducer, tensor)) {
+      const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
+      outputs[i].scale = narrow ? &tensor->output_scale : NULL;
+      outputs[i].scale_inverse = narrow ? &tensor->output_scale_inverse : NULL;
+      tensor->output = outputs[i];
+    }
     memset(&tensor->statistics, 0, sizeof(tensor->statistics));
     tensor->statistics.elements = tensor->elements;
     tensor->statistics.mu = tensor->statistics.next_mu = mu;
+    tensor->statistics.snr_db = NAN;
+    tensor->largest_sum = 0;
   }
 }
 
@@ -948,6 +1230,12 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
   FP8COMM_TRY(fp8comm_request_begin(reducer->communicator, &header, &slot->request));
   take_tensors(reducer, bucket, inputs, outputs);
   slot->bucket = bucket;
+  if (reducer->keeps) {
+    slot->stride = kept_stride(own_count(slot));
+    slot->sources[0] = code_at(slot, own_begin(slot));
+    for (int i = 1; i < reducer->communicator->size; i++)
+      slot->sources[i] = slot->received + (size_t)(i - 1) * slot->stride;
+  }
   slot->ticket = reducer->tickets++;
   bucket->started = 1;
   build(slot);
@@ -972,6 +1260,20 @@ fp8core_status fp8comm_gradient_progress(fp8comm_gradient_reducer *reducer, int 
     FP8COMM_TRY(note(reducer, fp8comm_request_test(&reducer->slots[i].request, &ended)));
   }
   if (done) *done = !oldest(reducer);
+  return FP8CORE_OK;
+}
+
+fp8core_status fp8comm_gradient_wait_bucket(fp8comm_gradient_reducer *reducer, int64_t index) {
+  FP8COMM_TRY(check_bucket(reducer, index));
+  if (!reducer->buckets[index].started)
+    return fp8comm_invalid("bucket %lld was not started, expected fp8comm_gradient_start() before it is waited for",
+                           (long long)index);
+  if (reducer->failed) return fp8comm_check(reducer->communicator);
+  for (int i = 0; i < reducer->slot_count; i++) {
+    gradient_slot *one = &reducer->slots[i];
+    if (one->request && one->bucket == &reducer->buckets[index])
+      return note(reducer, fp8comm_request_wait(&one->request));
+  }
   return FP8CORE_OK;
 }
 

@@ -8,12 +8,19 @@ typedef struct fp8comm_gradient_tensor {
   int64_t elements;
   // Of its first element in the bucket.
   size_t offset;
+  // The rank that its mean is for; -1: all.
+  int owner;
   // The state.
   double mu;
   // Of the step in progress. The tensors point to the scales here.
   fp8core_tensor input;
   fp8core_tensor output;
   float input_scale_inverse;
+  // What the caller says of the input; NULL: it is measured.
+  const float *known_amax;
+  float known_amax_value;
+  // FP32 bits of the largest magnitude among the sums of this rank's part.
+  uint32_t largest_sum;
   float sum_scale;
   float sum_scale_inverse;
   float mean_scale_inverse;

@@ -191,10 +191,12 @@ fp8core_status fp8comm_request_start(fp8comm_request **request);
 void fp8comm_request_discard(fp8comm_request **request);
 
 // schedule.c: algorithms, as steps of a request. A part is what one rank owns: `part` elements from rank * part
-// on, up to `count`.
+// on, up to `count`; or, where `begins` is not NULL, the elements from begins[rank] to begins[rank + 1], at most
+// `part`.
 typedef struct fp8comm_parts {
   size_t count;
   size_t part;
+  const size_t *begins;
 } fp8comm_parts;
 size_t fp8comm_part_begin(const fp8comm_parts *parts, int rank);
 size_t fp8comm_part_count(const fp8comm_parts *parts, int rank);
@@ -208,6 +210,15 @@ size_t fp8comm_small_all_reduce_bytes(const fp8comm_communicator *communicator, 
 // first, then those of rank - 1, rank - 2 and so on round. The order is fixed, and each part is added up in one place.
 void fp8comm_build_reduce_scatter(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
                                   const void *source, void *accumulator, void *scratch);
+// The contributions to this rank's part, without its own: that of rank - 1 into `received`, that of rank - 2 `stride`
+// elements behind it, and so on round. add() is called for each piece of the part of which all are there, with nothing
+// but its place.
+void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
+                                 const void *source, void *received, size_t stride);
+// An all-gather in pieces; last() is called for each as soon as it is there, beginning with this rank's own part, with
+// nothing but its place in `data`.
+void fp8comm_build_all_gather_in_pieces(fp8comm_request *request, const fp8comm_reducer *reducer,
+                                        const fp8comm_parts *parts, void *data);
 // Every rank's part of `data`, of which each has its own.
 void fp8comm_build_all_gather(fp8comm_request *request, const fp8comm_parts *parts, size_t element, void *data);
 // Few steps: everything to everyone, added up in the order of ranks.

@@ -12,8 +12,10 @@
 #define CONTROL_ABORT UINT32_C(1)
 #define CONTROL_QUESTION UINT32_C(2)
 #define CONTROL_ANSWER UINT32_C(3)
-// Rounds in which nothing moved after which a waiting thread sleeps, or yields where the transport cannot wait.
+// Rounds in which nothing moved after which a waiting thread lets others run, and seconds after which it sleeps, where
+// the transport can: waking up costs more than a piece of a bucket takes to come.
 #define SPINS 64
+#define YIELD_SECONDS 0.0002
 #define WAIT_MILLISECONDS 5
 // How long a rank whose peer is gone listens for the reason, before it tells the others its own.
 #define REASON_SECONDS 0.5
@@ -620,7 +622,11 @@ fp8core_status fp8comm_request_wait(fp8comm_request **request) {
     }
     if (++spins < SPINS) continue;
     if (check_time(waited) != FP8CORE_OK) break;
-    rest(endpoint);
+    if (fp8comm_now() - waited->stalled_since < YIELD_SECONDS) {
+      (void)sched_yield();
+    } else {
+      rest(endpoint);
+    }
   }
   return finish(request);
 }

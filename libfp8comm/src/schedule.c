@@ -17,12 +17,14 @@ static int distant(const fp8comm_communicator *communicator, int distance) {
 }
 
 size_t fp8comm_part_begin(const fp8comm_parts *parts, int rank) {
+  if (parts->begins) return parts->begins[rank];
   return parts->part > 0 && (size_t)rank > parts->count / parts->part
            ? parts->count
            : minimum(parts->count, parts->part * (size_t)rank);
 }
 
 size_t fp8comm_part_count(const fp8comm_parts *parts, int rank) {
+  if (parts->begins) return parts->begins[rank + 1] - parts->begins[rank];
   return minimum(parts->part, parts->count - fp8comm_part_begin(parts, rank));
 }
 
@@ -74,6 +76,65 @@ void fp8comm_build_reduce_scatter(fp8comm_request *request, const fp8comm_reduce
   }
   fp8comm_add_reduction(request, FP8COMM_STEP_ADD, reducer, sum + waiting.offset * reducer->accumulator, waiting.data,
                         waiting.offset, waiting.count);
+}
+
+void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
+                                 const void *source, void *received, size_t stride) {
+  const fp8comm_communicator *communicator = request->communicator;
+  const size_t element = reducer->element, piece = minimum(parts->part, piece_elements(reducer));
+  const size_t own = fp8comm_part_count(parts, communicator->rank);
+  const size_t rounds = piece > 0 ? pieces(parts->part, piece) : 0;
+  for (size_t i = 0; i <= rounds; i++) {
+    const size_t offset = i * piece;
+    for (int distance = 1; i < rounds && distance < communicator->size; distance++) {
+      const int to = distant(communicator, distance), from = distant(communicator, -distance);
+      const size_t theirs = fp8comm_part_count(parts, to), begin = fp8comm_part_begin(parts, to);
+      if (offset < own)
+        fp8comm_add_receive(request, from,
+                            (unsigned char *)received + ((size_t)(distance - 1) * stride + offset) * element,
+                            minimum(piece, own - offset) * element);
+      if (offset < theirs)
+        fp8comm_add_send(request, to, (const unsigned char *)source + (begin + offset) * element,
+                         minimum(piece, theirs - offset) * element);
+    }
+    // While the next one travels.
+    if (i > 0 && offset - piece < own)
+      fp8comm_add_reduction(request, FP8COMM_STEP_ADD, reducer, NULL, NULL, offset - piece,
+                            minimum(piece, own - (offset - piece)));
+    fp8comm_add_wait(request);
+  }
+}
+
+void fp8comm_build_all_gather_in_pieces(fp8comm_request *request, const fp8comm_reducer *reducer,
+                                        const fp8comm_parts *parts, void *data) {
+  const fp8comm_communicator *communicator = request->communicator;
+  const size_t element = reducer->element, piece = minimum(parts->part, piece_elements(reducer));
+  const size_t own = fp8comm_part_count(parts, communicator->rank);
+  const size_t own_begin = fp8comm_part_begin(parts, communicator->rank);
+  const size_t rounds = piece > 0 ? pieces(parts->part, piece) : 0;
+  unsigned char *bytes = data;
+  for (size_t i = 0; i <= rounds; i++) {
+    const size_t offset = i * piece;
+    for (int distance = 1; i < rounds && distance < communicator->size; distance++) {
+      const int to = distant(communicator, distance), from = distant(communicator, -distance);
+      const size_t theirs = fp8comm_part_count(parts, from), begin = fp8comm_part_begin(parts, from);
+      if (offset < theirs)
+        fp8comm_add_receive(request, from, bytes + (begin + offset) * element,
+                            minimum(piece, theirs - offset) * element);
+      if (offset < own)
+        fp8comm_add_send(request, to, bytes + (own_begin + offset) * element, minimum(piece, own - offset) * element);
+    }
+    for (size_t at = 0; i == 0 && at < own; at += piece)
+      fp8comm_add_reduction(request, FP8COMM_STEP_LAST, reducer, NULL, NULL, own_begin + at, minimum(piece, own - at));
+    for (int distance = 1; i > 0 && distance < communicator->size; distance++) {
+      const int from = distant(communicator, -distance);
+      const size_t theirs = fp8comm_part_count(parts, from), before = offset - piece;
+      if (before < theirs)
+        fp8comm_add_reduction(request, FP8COMM_STEP_LAST, reducer, NULL, NULL, fp8comm_part_begin(parts, from) + before,
+                              minimum(piece, theirs - before));
+    }
+    fp8comm_add_wait(request);
+  }
 }
 
 void fp8comm_build_all_gather(fp8comm_request *request, const fp8comm_parts *parts, size_t element, void *data) {

@@ -8,7 +8,6 @@
 
 #define ALIGNMENT 256
 #define MAX_NAME_BYTES 255
-#define MAX_STEPS INT64_C(2147483646)
 
 static const char *const preset_names[] = {"fp32", "bf16", "fp8", "fp8-bf16-master", "fp8-master", "fp8-exp-avg-sq"};
 static const char *const state_names[FP8OPTIM_PARTS] = {"master", "exp_avg", "exp_avg_sq", "weight"};
@@ -174,9 +173,10 @@ static fp8core_status copy_parameters(fp8optim_adamw *adamw, const fp8optim_para
   for (int64_t i = 0; i < adamw->tensor_count; i++) name_bytes += strlen(parameters[i].name) + 1;
   adamw->parameters = malloc((size_t)adamw->tensor_count * sizeof(*parameters));
   adamw->gradients = calloc((size_t)adamw->tensor_count, sizeof(*adamw->gradients));
+  adamw->updated = calloc((size_t)adamw->tensor_count, sizeof(*adamw->updated));
   adamw->names = malloc(name_bytes);
   adamw->state_offsets = calloc((size_t)adamw->tensor_count, sizeof(*adamw->state_offsets));
-  if (!adamw->parameters || !adamw->gradients || !adamw->names || !adamw->state_offsets)
+  if (!adamw->parameters || !adamw->gradients || !adamw->updated || !adamw->names || !adamw->state_offsets)
     return out_of_memory((int64_t)name_bytes);
   memcpy(adamw->parameters, parameters, (size_t)adamw->tensor_count * sizeof(*parameters));
   char *name = adamw->names;
@@ -218,6 +218,7 @@ static fp8core_status fill_tables(fp8optim_adamw *adamw) {
     tensor->elements = fp8optim_elements(parameter);
     tensor->row_length = fp8optim_row_length(parameter);
     tensor->group = parameter->group;
+    tensor->stream = (uint32_t)i;
     for (int part = 0; part < FP8OPTIM_PARTS; part++) {
       const int64_t bytes = own_bytes(adamw, parameter, part);
       tensor->dtype[part] = part_dtype(adamw, parameter, part);
@@ -401,6 +402,7 @@ void fp8optim_adamw_destroy(fp8optim_adamw **adamw) {
   free(destroyed->names);
   free(destroyed->state_offsets);
   free(destroyed->gradients);
+  free(destroyed->updated);
   free(destroyed->groups);
   free(destroyed);
 }
@@ -510,13 +512,14 @@ static fp8core_status check_gradient_apart(const fp8optim_adamw *adamw, int64_t 
   return FP8CORE_OK;
 }
 
-static fp8core_status read_progress(const fp8optim_adamw *adamw, fp8optim_progress *progress) {
+fp8core_status fp8optim_read_progress(const fp8optim_adamw *adamw, fp8optim_progress *progress) {
   return fp8core_copy(adamw->context, progress, adamw->tables.progress, sizeof(*progress));
 }
 
 fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp8optim_state state,
                                         const fp8core_tensor *source) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_set_state"));
+  FP8OPTIM_TRY(fp8optim_check_idle(adamw, "fp8optim_adamw_set_state"));
   FP8OPTIM_TRY(check_index(adamw, index));
   if ((unsigned)state >= FP8OPTIM_STATES)
     return fp8optim_invalid("state is %d, expected 0 to %d", (int)state, FP8OPTIM_STATES - 1);
@@ -543,7 +546,7 @@ fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp
     return parameter->with_weight ? adamw->backend->make_weight(adamw, index, 1) : FP8CORE_OK;
   // Steps may have been skipped since the count was last looked at.
   fp8optim_progress progress;
-  FP8OPTIM_TRY(read_progress(adamw, &progress));
+  FP8OPTIM_TRY(fp8optim_read_progress(adamw, &progress));
   adamw->steps_known = progress.steps > 0;
   adamw->moments_set = 1;
   return FP8CORE_OK;
@@ -551,12 +554,13 @@ fp8core_status fp8optim_adamw_set_state(fp8optim_adamw *adamw, int64_t index, fp
 
 int64_t fp8optim_adamw_steps(const fp8optim_adamw *adamw) {
   fp8optim_progress progress;
-  return adamw && read_progress(adamw, &progress) == FP8CORE_OK ? progress.steps : 0;
+  return adamw && fp8optim_read_progress(adamw, &progress) == FP8CORE_OK ? progress.steps : 0;
 }
 
 fp8core_status fp8optim_adamw_set_steps(fp8optim_adamw *adamw, int64_t steps) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_set_steps"));
-  if (steps < 0 || steps > MAX_STEPS)
+  FP8OPTIM_TRY(fp8optim_check_idle(adamw, "fp8optim_adamw_set_steps"));
+  if (steps < 0 || steps > FP8OPTIM_MAX_STEPS)
     return fp8optim_invalid("steps is %lld, expected 0 to 2^31 - 2", (long long)steps);
   FP8OPTIM_TRY(fp8core_copy(adamw->context, &adamw->tables.progress->steps, &steps, sizeof(steps)));
   adamw->steps_known = steps > 0;
@@ -574,6 +578,7 @@ static fp8core_status check_group_index(const fp8optim_adamw *adamw, const char 
 
 fp8core_status fp8optim_adamw_set_group(fp8optim_adamw *adamw, int group, const fp8optim_group *values) {
   FP8OPTIM_TRY(check_group_index(adamw, "fp8optim_adamw_set_group", group));
+  FP8OPTIM_TRY(fp8optim_check_idle(adamw, "fp8optim_adamw_set_group"));
   if (!values) return fp8optim_invalid("values of fp8optim_adamw_set_group() is NULL, expected hyper-parameters");
   FP8OPTIM_TRY(check_group(group, values));
   adamw->groups[group] = *values;
@@ -589,70 +594,30 @@ fp8core_status fp8optim_adamw_get_group(const fp8optim_adamw *adamw, int group, 
 
 fp8core_status fp8optim_adamw_set_learning_rate(fp8optim_adamw *adamw, double learning_rate) {
   FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_set_learning_rate"));
+  FP8OPTIM_TRY(fp8optim_check_idle(adamw, "fp8optim_adamw_set_learning_rate"));
   if (!(isfinite(learning_rate) && learning_rate >= 0.0))
     return fp8optim_invalid("learning_rate is %g, expected a finite number of at least 0", learning_rate);
   for (int i = 0; i < adamw->group_count; i++) adamw->groups[i].learning_rate = learning_rate;
   return FP8CORE_OK;
 }
 
-int fp8optim_has_moments(const fp8optim_tensor *tensors, int64_t count) {
-  for (int64_t i = 0; i < count; i++)
-    if (tensors[i].amax[FP8OPTIM_EXP_AVG] > 0.0f || tensors[i].amax[FP8OPTIM_EXP_AVG_SQ] > 0.0f) return 1;
-  return 0;
-}
-
-// With a step count of 0: whether the moments are 0 too. They are looked at only where they may be something else.
-static fp8core_status check_moments(fp8optim_adamw *adamw) {
-  fp8optim_tensor *tensors;
-  FP8OPTIM_TRY(fp8optim_copy_tensors(adamw, &tensors));
-  adamw->moments_set = fp8optim_has_moments(tensors, adamw->tensor_count);
-  free(tensors);
-  if (!adamw->moments_set) return FP8CORE_OK;
-  return fp8optim_invalid("moments were set while the step count is 0, expected fp8optim_adamw_set_steps() with the "
-                          "steps that they have seen, at least 1");
-}
-
-// Skipped steps are counted in the host's bound, so it is looked up before it refuses.
-static fp8core_status check_step_count(fp8optim_adamw *adamw) {
-  fp8optim_progress progress;
-  if (adamw->most_steps < MAX_STEPS) return FP8CORE_OK;
-  FP8OPTIM_TRY(read_progress(adamw, &progress));
-  adamw->most_steps = progress.steps;
-  if (progress.steps < MAX_STEPS) return FP8CORE_OK;
-  return fp8optim_invalid("the optimizer has taken %lld steps, expected at most 2^31 - 3 before another",
-                          (long long)progress.steps);
-}
-
-fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
-                                   const fp8optim_step_options *options, fp8optim_step_report *report) {
-  FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_step"));
-  if (options && options->size != sizeof(*options))
-    return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "fp8optim_step_options.size is %zu, expected %zu",
-                                  options->size, sizeof(*options));
-  const fp8optim_step_options chosen = options ? *options : fp8optim_step_options_default();
-  if (!(isfinite(chosen.max_norm) && chosen.max_norm >= 0.0f))
-    return fp8optim_invalid("max_norm is %g, expected a finite number of at least 0", (double)chosen.max_norm);
-  if (!(isfinite(chosen.loss_scale) && chosen.loss_scale > 0.0f))
-    return fp8optim_invalid("loss_scale is %g, expected a finite positive number", (double)chosen.loss_scale);
+fp8core_status fp8optim_take_gradients(fp8optim_adamw *adamw, const fp8core_tensor *gradients) {
   if (!gradients) return fp8optim_invalid("gradients is NULL, expected %lld tensors", (long long)adamw->tensor_count);
-  if (adamw->moments_set && !adamw->steps_known) FP8OPTIM_TRY(check_moments(adamw));
   for (int64_t i = 0; i < adamw->tensor_count; i++) {
     FP8OPTIM_TRY(check_source(adamw, "the gradient", i, 1, &gradients[i], &adamw->gradients[i]));
     FP8OPTIM_TRY(check_gradient_apart(adamw, i, &gradients[i]));
   }
-  FP8OPTIM_TRY(check_step_count(adamw));
-  FP8OPTIM_TRY(adamw->backend->step(adamw, chosen.max_norm, chosen.loss_scale));
-  adamw->most_steps++;
-  adamw->steps_known = 1;
-  if (!report) return FP8CORE_OK;
-  fp8optim_progress progress;
-  FP8OPTIM_TRY(read_progress(adamw, &progress));
-  report->skipped = progress.skipped;
-  report->gradient_norm = progress.gradient_norm;
-  report->clip_factor = progress.clip_factor;
-  report->steps = progress.steps;
-  report->skipped_steps = progress.skipped_steps;
   return FP8CORE_OK;
+}
+
+fp8core_status fp8optim_adamw_set_stream(fp8optim_adamw *adamw, int64_t index, int64_t stream) {
+  FP8OPTIM_TRY(check_context(adamw, "fp8optim_adamw_set_stream"));
+  FP8OPTIM_TRY(fp8optim_check_idle(adamw, "fp8optim_adamw_set_stream"));
+  FP8OPTIM_TRY(check_index(adamw, index));
+  if (stream < 0 || stream > UINT32_MAX)
+    return fp8optim_invalid("stream is %lld, expected 0 to 2^32 - 1", (long long)stream);
+  const uint32_t value = (uint32_t)stream;
+  return fp8core_copy(adamw->context, &adamw->tables.tensors[index].stream, &value, sizeof(value));
 }
 
 fp8core_status fp8optim_adamw_memory(const fp8optim_adamw *adamw, fp8optim_memory *memory) {

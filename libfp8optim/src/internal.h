@@ -50,6 +50,11 @@ typedef struct fp8optim_tables {
 typedef struct fp8optim_backend {
   // The whole step, with the optimizer's gradients and groups.
   fp8core_status (*step)(fp8optim_adamw *adamw, float max_norm, float loss_scale);
+  // The same in parts. `squares`, in host memory, is NULL or has room for one number a tensor. Waits for the device.
+  fp8core_status (*measure)(fp8optim_adamw *adamw, double *squares, int *nonfinite);
+  fp8core_status (*begin)(fp8optim_adamw *adamw, double sum_squares, int nonfinite, float max_norm, float loss_scale);
+  // Tensors [first, first + count) of a step that is not skipped.
+  fp8core_status (*update)(fp8optim_adamw *adamw, int64_t first, int64_t count);
   // Waits for the device.
   fp8core_status (*survey)(fp8optim_adamw *adamw, const fp8optim_gradient *source, int64_t rows, int64_t columns,
                            fp8optim_survey *found);
@@ -59,6 +64,11 @@ typedef struct fp8optim_backend {
   // Writes the weight of a tensor from its master, with a scale for it or the one that the tensor has.
   fp8core_status (*make_weight)(fp8optim_adamw *adamw, int64_t index, int choose_scale);
 } fp8optim_backend;
+
+#define FP8OPTIM_MAX_STEPS INT64_C(2147483646)
+
+// Where a step in parts stands.
+typedef enum fp8optim_phase { FP8OPTIM_IDLE = 0, FP8OPTIM_MEASURED = 1, FP8OPTIM_BEGUN = 2 } fp8optim_phase;
 
 struct fp8optim_adamw {
   fp8core_context *context;
@@ -85,6 +95,11 @@ struct fp8optim_adamw {
   int steps_known;
   // At least the count of steps as far as the host knows; looked up before it could pass the limit.
   int64_t most_steps;
+  // Of a step in parts; host memory: whether it is skipped, and which tensors had their turn, and how many.
+  fp8optim_phase phase;
+  int skipped;
+  unsigned char *updated;
+  int64_t updated_count;
   // Of CUDA.
   void *backend_state;
 };
@@ -104,6 +119,15 @@ int fp8optim_has_moments(const fp8optim_tensor *tensors, int64_t count);
 
 // The table of tensors in memory from malloc() that the caller frees.
 fp8core_status fp8optim_copy_tensors(const fp8optim_adamw *adamw, fp8optim_tensor **tensors);
+
+fp8core_status fp8optim_read_progress(const fp8optim_adamw *adamw, fp8optim_progress *progress);
+
+// Checks the gradients of a step and notes where they are.
+fp8core_status fp8optim_take_gradients(fp8optim_adamw *adamw, const fp8core_tensor *gradients);
+
+// Refuses a call from the beginning of a step in parts to its end; the second forgets what was measured, too.
+fp8core_status fp8optim_check_not_begun(const fp8optim_adamw *adamw, const char *call);
+fp8core_status fp8optim_check_idle(fp8optim_adamw *adamw, const char *call);
 
 fp8core_status fp8optim_check_survey(const fp8optim_parameter *parameter, fp8optim_state state,
                                      const fp8optim_survey *found);

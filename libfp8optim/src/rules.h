@@ -48,6 +48,8 @@ typedef struct fp8optim_tensor {
   int64_t elements;
   int64_t row_length;
   int group;
+  // Of random numbers.
+  uint32_t stream;
   int64_t first_chunk;
   int64_t chunks;
   float scale[FP8OPTIM_PARTS];

@@ -111,6 +111,7 @@ static fp8core_status write_states(const fp8optim_adamw *adamw, const fp8optim_t
 
 fp8core_status fp8optim_adamw_save(const fp8optim_adamw *adamw, void *buffer, size_t bytes) {
   if (!adamw) return fp8optim_invalid("adamw of fp8optim_adamw_save() is NULL, expected an optimizer");
+  FP8OPTIM_TRY(fp8optim_check_not_begun(adamw, "fp8optim_adamw_save"));
   if (!buffer) return fp8optim_invalid("buffer of fp8optim_adamw_save() is NULL, expected host memory");
   const size_t expected = fp8optim_adamw_saved_bytes(adamw);
   if (bytes != expected)
@@ -265,6 +266,7 @@ static fp8core_status restore(fp8optim_adamw *adamw, const unsigned char *buffer
 
 fp8core_status fp8optim_adamw_load(fp8optim_adamw *adamw, const void *buffer, size_t bytes) {
   if (!adamw) return fp8optim_invalid("adamw of fp8optim_adamw_load() is NULL, expected an optimizer");
+  FP8OPTIM_TRY(fp8optim_check_idle(adamw, "fp8optim_adamw_load"));
   if (!buffer) return fp8optim_invalid("buffer of fp8optim_adamw_load() is NULL, expected host memory");
   fp8optim_tensor *tensors;
   fp8optim_progress progress;

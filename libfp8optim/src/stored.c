@@ -31,6 +31,7 @@ fp8core_status fp8optim_adamw_get_stored(const fp8optim_adamw *adamw, int64_t in
 fp8core_status fp8optim_adamw_set_stored(fp8optim_adamw *adamw, int64_t index, fp8optim_state state, const void *data,
                                          float scale, float amax) {
   FP8OPTIM_TRY(check_part(adamw, "fp8optim_adamw_set_stored", index, state));
+  FP8OPTIM_TRY(fp8optim_check_idle(adamw, "fp8optim_adamw_set_stored"));
   const fp8optim_parameter *parameter = &adamw->parameters[index];
   if (!(scale >= FP8CORE_SCALE_MIN && scale <= FP8CORE_SCALE_MAX))
     return fp8optim_invalid("the %s scale of parameter \"%s\" is %g, expected a number in [2^-126, 2^126]",

@@ -5,6 +5,7 @@ check_multirank.py launchers   MULTIRANK_BOOTSTRAP RANK|-      PMIx under mpirun
 check_multirank.py collectives MULTIRANK_RANK                  1 to 4 processes over shared memory and TCP
 check_multirank.py faults      MULTIRANK_RANK                  ranks that are killed, stopped, leave, or disagree
 check_multirank.py network     MULTIRANK_RANK                  two network namespaces, whose link then drops; root only
+check_multirank.py sharded     TEST_ZERO_SHARDED               the sharded optimizer; a rank of it that is killed
 
 Exits with 77, which Meson counts as skipped, where there is nothing to test.
 """
@@ -499,10 +500,25 @@ def check_network(program):
     print('two networks')
 
 
+def check_sharded(program):
+    for transports in TRANSPORTS:
+        for size in 2, 3, 4:
+            with ranks_of(program, size, 30, 'sharded', UCX_TLS=transports) as started:
+                expect_ok(started)
+        print(f'UCX_TLS={transports}', flush=True)
+    for stage in 0, 1, 3:
+        with ranks_of(program, 3, 5, 'endless', stage) as started:
+            for one in started:
+                one.wait_for_line('going')
+            started[1].process.kill()
+            for one in started[0], started[2]:
+                expect_error(one, 'rank 1')
+
+
 def main():
     what, *programs = sys.argv[1:]
     {'bootstrap': check_bootstrap, 'launchers': check_launchers, 'collectives': check_collectives, 'faults': check_faults,
-     'network': check_network}[what](*programs)
+     'network': check_network, 'sharded': check_sharded}[what](*programs)
 
 
 if __name__ == '__main__':

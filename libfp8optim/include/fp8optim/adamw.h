@@ -315,6 +315,73 @@ typedef struct fp8optim_step_report {
 FP8OPTIM_API fp8core_status fp8optim_adamw_step(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
                                                 const fp8optim_step_options *options, fp8optim_step_report *report);
 
+/**
+ * A step in parts, for optimizers whose tensors are divided over ranks: the norm is that of all ranks' gradients, and
+ * tensors that are updated first can travel first. In this order:
+ *
+ *     fp8optim_adamw_step_measure(adamw, gradients, squares, &nonfinite);   the first pass, over gradients
+ *     fp8optim_adamw_step_begin(adamw, sum, any_nonfinite, options, &report);
+ *     fp8optim_adamw_step_update(adamw, first, count);                      the second pass, until all had their turn
+ *     fp8optim_adamw_step_end(adamw, &report);
+ *
+ * With the sum of its own squares, added in the order of tensors, it is fp8optim_adamw_step(), bit for bit, which on
+ * the CPU is made of these calls. Ranks that add the same numbers in the same order have the same norm and decide
+ * alike.
+ *
+ * Measuring changes nothing: it may be done again, or be followed by another call. From begin to end the optimizer can
+ * only be updated, ended, asked and destroyed; all else is FP8CORE_ERROR_INVALID_ARGUMENT, as is a call out of order.
+ */
+
+/**
+ * Measures the gradients, whose data and scales must stay until the step ends. Waits for the device.
+ *
+ * \param gradients as in fp8optim_adamw_step().
+ * \param squares NULL, or receives, in host memory, the sum of the squares of each tensor's gradient as it came: not
+ *        divided by a loss scale. Of no use for a tensor with an infinity or a NaN.
+ * \param nonfinite receives whether a gradient held an infinity or a NaN.
+ * \return as fp8optim_adamw_step().
+ */
+FP8OPTIM_API fp8core_status fp8optim_adamw_step_measure(fp8optim_adamw *adamw, const fp8core_tensor *gradients,
+                                                        double *squares, int *nonfinite);
+
+/**
+ * Begins the step that was measured: decides whether it is skipped, and by what gradients are clipped.
+ *
+ * \param sum_of_squares of all gradients of all ranks, at least 0; with \p nonfinite it may be a NaN.
+ * \param nonfinite whether any gradient of any rank held an infinity or a NaN.
+ * \param options NULL for the defaults.
+ * \param report NULL, or receives the findings, as fp8optim_adamw_step_end() gives them.
+ */
+FP8OPTIM_API fp8core_status fp8optim_adamw_step_begin(fp8optim_adamw *adamw, double sum_of_squares, int nonfinite,
+                                                      const fp8optim_step_options *options,
+                                                      fp8optim_step_report *report);
+
+/**
+ * Updates tensors \p first to \p first + \p count - 1, in any order of calls, each tensor once; their states, scales
+ * and weights are then those after the step. A step that is skipped changes nothing.
+ *
+ * \param count at least 0.
+ */
+FP8OPTIM_API fp8core_status fp8optim_adamw_step_update(fp8optim_adamw *adamw, int64_t first, int64_t count);
+
+/**
+ * Ends the step.
+ *
+ * \param report NULL, or receives the findings.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT where a tensor has not been updated, unless the step is skipped; the step then
+ *         goes on.
+ */
+FP8OPTIM_API fp8core_status fp8optim_adamw_step_end(fp8optim_adamw *adamw, fp8optim_step_report *report);
+
+/**
+ * Sets which stream of random numbers a tensor draws from where masters round stochastically: its index unless set.
+ * With the index that it has among all tensors of a model, a tensor rounds alike on whatever rank it is. No part of
+ * saved states.
+ *
+ * \param stream 0 to 2^32 - 1.
+ */
+FP8OPTIM_API fp8core_status fp8optim_adamw_set_stream(fp8optim_adamw *adamw, int64_t index, int64_t stream);
+
 /** Bytes by class, as allocated or described. */
 typedef struct fp8optim_memory {
   int64_t parameters;

@@ -70,7 +70,7 @@ static void update_chunk(const fp8optim_adamw *adamw, const fp8optim_kernels *ke
   job.constants = tables->constants[chunk->tensor];
   job.stochastic = adamw->options.stochastic_rounding;
   job.seed = adamw->options.seed;
-  job.tensor_id = (uint32_t)chunk->tensor;
+  job.tensor_id = tensor->stream;
   job.step = (uint32_t)tables->progress->steps;
   memset(result->scaled_amax, 0, sizeof(result->scaled_amax));
   const int keeps = fp8optim_keeps_masters(&tables->group_steps[tensor->group]);
@@ -98,42 +98,62 @@ static int threads_for(const fp8optim_adamw *adamw, int64_t elements) {
 
 typedef void (*chunk_function)(const fp8optim_adamw *adamw, const fp8optim_kernels *kernels, int64_t index);
 
-// Chunks hold at most FP8OPTIM_CHUNK elements and are given out as threads ask, so that many small tensors and a few
-// large ones balance alike.
-static void for_all_chunks(const fp8optim_adamw *adamw, const fp8optim_kernels *kernels, int64_t elements,
-                           chunk_function function) {
+// The chunks of tensors [first, first + count). They hold at most FP8OPTIM_CHUNK elements and are given out as threads
+// ask, so that many small tensors and a few large ones balance alike.
+static void for_chunks(const fp8optim_adamw *adamw, int64_t first, int64_t count, chunk_function function) {
+  if (count == 0) return;
+  const fp8optim_kernels *kernels = fp8optim_cpu_kernels(fp8core_context_isa(adamw->context));
+  const fp8optim_tensor *tensors = adamw->tables.tensors;
+  const int64_t begin = tensors[first].first_chunk;
+  const int64_t end = tensors[first + count - 1].first_chunk + tensors[first + count - 1].chunks;
+  int64_t elements = 0;
+  for (int64_t i = first; i < first + count; i++) elements += tensors[i].elements;
   const int threads = threads_for(adamw, elements);
   (void)threads;
 #if defined(_OPENMP)
 #  pragma omp parallel for schedule(dynamic, 8) num_threads(threads) if (threads > 1)
 #endif
-  for (int64_t index = 0; index < adamw->chunk_count; index++) function(adamw, kernels, index);
+  for (int64_t index = begin; index < end; index++) function(adamw, kernels, index);
 }
 
-static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_scale) {
-  const fp8optim_kernels *kernels = fp8optim_cpu_kernels(fp8core_context_isa(adamw->context));
+static void measure_tensors(fp8optim_adamw *adamw, double *squares, double *sum_squares, int *nonfinite) {
   const fp8optim_tables *tables = &adamw->tables;
-  int64_t elements = 0;
-  for (int64_t i = 0; i < adamw->tensor_count; i++) elements += tables->tensors[i].elements;
+  for_chunks(adamw, 0, adamw->tensor_count, measure_chunk);
+  *sum_squares = 0.0;
+  *nonfinite = 0;
+  for (int64_t i = 0; i < adamw->tensor_count; i++) {
+    double of_tensor = 0.0;
+    fp8optim_gather_rule(&tables->tensors[i], tables->results, scale_inverse_of(&adamw->gradients[i]), &of_tensor,
+                         nonfinite);
+    *sum_squares += of_tensor;
+    if (squares) squares[i] = of_tensor;
+  }
+}
 
-  for_all_chunks(adamw, kernels, elements, measure_chunk);
-  double sum_squares = 0.0;
-  int nonfinite = 0;
-  for (int64_t i = 0; i < adamw->tensor_count; i++)
-    fp8optim_gather_rule(&tables->tensors[i], tables->results, scale_inverse_of(&adamw->gradients[i]), &sum_squares,
-                         &nonfinite);
+static fp8core_status measure(fp8optim_adamw *adamw, double *squares, int *nonfinite) {
+  double unused;
+  measure_tensors(adamw, squares, &unused, nonfinite);
+  return FP8CORE_OK;
+}
+
+static fp8core_status begin(fp8optim_adamw *adamw, double sum_squares, int nonfinite, float max_norm,
+                            float loss_scale) {
+  const fp8optim_tables *tables = &adamw->tables;
   fp8optim_begin_rule(tables->progress, sum_squares, nonfinite, max_norm, loss_scale);
   if (tables->progress->skipped) return FP8CORE_OK;
-
   for (int group = 0; group < adamw->group_count; group++)
     tables->group_steps[group] = fp8optim_group_rule(&adamw->groups[group], tables->progress->steps);
-  for (int64_t i = 0; i < adamw->tensor_count; i++) {
+  for (int64_t i = 0; i < adamw->tensor_count; i++)
     fp8optim_plan_rule(&tables->tensors[i], &tables->group_steps[tables->tensors[i].group],
                        tables->progress->clip_factor, loss_scale, scale_inverse_of(&adamw->gradients[i]),
                        &tables->constants[i]);
-  }
-  for_all_chunks(adamw, kernels, elements, update_chunk);
-  for (int64_t i = 0; i < adamw->tensor_count; i++) {
+  return FP8CORE_OK;
+}
+
+static fp8core_status update(fp8optim_adamw *adamw, int64_t first, int64_t count) {
+  const fp8optim_tables *tables = &adamw->tables;
+  for_chunks(adamw, first, count, update_chunk);
+  for (int64_t i = first; i < first + count; i++) {
     fp8optim_tensor *tensor = &tables->tensors[i];
     uint32_t scaled_amax[FP8OPTIM_STATES] = {0, 0, 0};
     for (int64_t j = tensor->first_chunk; j < tensor->first_chunk + tensor->chunks; j++)
@@ -143,6 +163,14 @@ static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_sca
     fp8optim_end_rule(tensor, scaled_amax);
   }
   return FP8CORE_OK;
+}
+
+static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_scale) {
+  double sum_squares;
+  int nonfinite;
+  measure_tensors(adamw, NULL, &sum_squares, &nonfinite);
+  FP8OPTIM_TRY(begin(adamw, sum_squares, nonfinite, max_norm, loss_scale));
+  return adamw->tables.progress->skipped ? FP8CORE_OK : update(adamw, 0, adamw->tensor_count);
 }
 
 static fp8core_status survey(fp8optim_adamw *adamw, const fp8optim_gradient *source, int64_t rows, int64_t columns,
@@ -209,6 +237,9 @@ static fp8core_status make_weight(fp8optim_adamw *adamw, int64_t index, int choo
 
 const fp8optim_backend fp8optim_cpu_backend = {
   .step = step,
+  .measure = measure,
+  .begin = begin,
+  .update = update,
   .survey = survey,
   .set_state = set_state,
   .make_weight = make_weight,

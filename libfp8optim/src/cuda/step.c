@@ -77,9 +77,8 @@ static fp8core_status upload_tables(fp8optim_adamw *adamw) {
   return FP8CORE_OK;
 }
 
-static fp8core_status queue_step(fp8optim_adamw *adamw, float max_norm, float loss_scale) {
-  void *stream = state_of(adamw)->stream;
-  const fp8optim_cuda_step step = {
+static fp8optim_cuda_step job_of(const fp8optim_adamw *adamw, float max_norm, float loss_scale) {
+  const fp8optim_cuda_step job = {
     .tables = adamw->tables,
     .tensor_count = adamw->tensor_count,
     .chunk_count = adamw->chunk_count,
@@ -90,21 +89,107 @@ static fp8core_status queue_step(fp8optim_adamw *adamw, float max_norm, float lo
     .stochastic = adamw->options.stochastic_rounding,
     .seed = adamw->options.seed,
   };
+  return job;
+}
+
+static fp8core_status queue_measure(fp8optim_adamw *adamw, const fp8optim_cuda_step *job) {
+  void *stream = state_of(adamw)->stream;
   FP8OPTIM_TRY(upload_tables(adamw));
-  if (step.chunk_count > 0)
-    FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_measure(stream, &step), "launch of the measuring of gradients"));
-  FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_gather(stream, &step), "launch of the gathering of gradients"));
-  FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_begin(stream, &step), "launch of the beginning of a step"));
-  FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_plan(stream, &step), "launch of the planning of a step"));
-  if (step.chunk_count > 0)
-    FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_update(stream, &step), "launch of the update of a step"));
-  return check_launch(fp8optim_cuda_launch_end(stream, &step), "launch of the end of a step");
+  if (job->chunk_count > 0)
+    FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_measure(stream, job), "launch of the measuring of gradients"));
+  return check_launch(fp8optim_cuda_launch_gather(stream, job), "launch of the gathering of gradients");
+}
+
+static fp8core_status queue_begin(fp8optim_adamw *adamw, const fp8optim_cuda_step *job) {
+  void *stream = state_of(adamw)->stream;
+  FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_begin(stream, job), "launch of the beginning of a step"));
+  return check_launch(fp8optim_cuda_launch_plan(stream, job), "launch of the planning of a step");
+}
+
+static fp8core_status queue_step(fp8optim_adamw *adamw, float max_norm, float loss_scale) {
+  void *stream = state_of(adamw)->stream;
+  const fp8optim_cuda_step job = job_of(adamw, max_norm, loss_scale);
+  FP8OPTIM_TRY(queue_measure(adamw, &job));
+  FP8OPTIM_TRY(queue_begin(adamw, &job));
+  if (job.chunk_count > 0)
+    FP8OPTIM_TRY(check_launch(fp8optim_cuda_launch_update(stream, &job), "launch of the update of a step"));
+  return check_launch(fp8optim_cuda_launch_end(stream, &job), "launch of the end of a step");
 }
 
 static fp8core_status step(fp8optim_adamw *adamw, float max_norm, float loss_scale) {
   int previous;
   FP8OPTIM_TRY(enter(adamw, &previous));
   const fp8core_status status = queue_step(adamw, max_norm, loss_scale);
+  leave(adamw, previous);
+  return status;
+}
+
+static fp8core_status measure(fp8optim_adamw *adamw, double *squares, int *nonfinite) {
+  const fp8optim_cuda_step job = job_of(adamw, 0.0f, 1.0f);
+  const size_t bytes = (size_t)adamw->tensor_count * sizeof(fp8optim_share);
+  fp8optim_share *shares = malloc(bytes);
+  int previous;
+  if (!shares)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
+  fp8core_status status = enter(adamw, &previous);
+  if (status == FP8CORE_OK) {
+    status = queue_measure(adamw, &job);
+    leave(adamw, previous);
+  }
+  if (status == FP8CORE_OK) status = fp8core_copy(adamw->context, shares, adamw->tables.shares, bytes);
+  if (status == FP8CORE_OK) {
+    *nonfinite = 0;
+    for (int64_t i = 0; i < adamw->tensor_count; i++) {
+      if (squares) squares[i] = shares[i].sum_squares;
+      if (shares[i].nonfinite) *nonfinite = 1;
+    }
+  }
+  free(shares);
+  return status;
+}
+
+// The kernel that adds up the shares of tensors finds the sum in the first one's.
+static fp8core_status begin(fp8optim_adamw *adamw, double sum_squares, int nonfinite, float max_norm,
+                            float loss_scale) {
+  const fp8optim_cuda_step job = job_of(adamw, max_norm, loss_scale);
+  fp8optim_share share;
+  int previous;
+  memset(&share, 0, sizeof(share));
+  share.sum_squares = sum_squares;
+  share.nonfinite = nonfinite;
+  FP8OPTIM_TRY(
+    fp8core_zero(adamw->context, adamw->tables.shares, (size_t)adamw->tensor_count * sizeof(*adamw->tables.shares)));
+  FP8OPTIM_TRY(fp8core_copy(adamw->context, adamw->tables.shares, &share, sizeof(share)));
+  FP8OPTIM_TRY(enter(adamw, &previous));
+  fp8core_status status = upload_tables(adamw);
+  if (status == FP8CORE_OK) status = queue_begin(adamw, &job);
+  leave(adamw, previous);
+  return status;
+}
+
+// Chunks and their results are cut to the range; the end of a step finds a tensor's by their place in the whole table.
+static fp8core_status update(fp8optim_adamw *adamw, int64_t first, int64_t count) {
+  void *stream = state_of(adamw)->stream;
+  fp8optim_cuda_step job = job_of(adamw, 0.0f, 1.0f);
+  fp8optim_cuda_step end = job;
+  int64_t before = 0;
+  int previous;
+  job.chunk_count = 0;
+  for (int64_t i = 0; i < first + count; i++) {
+    const int64_t chunks = (fp8optim_elements(&adamw->parameters[i]) + FP8OPTIM_CHUNK - 1) / FP8OPTIM_CHUNK;
+    *(i < first ? &before : &job.chunk_count) += chunks;
+  }
+  job.tables.chunks += before;
+  job.tables.results += before;
+  end.tables.tensors += first;
+  end.tables.gradients += first;
+  end.tensor_count = count;
+  FP8OPTIM_TRY(enter(adamw, &previous));
+  fp8core_status status = FP8CORE_OK;
+  if (job.chunk_count > 0)
+    status = check_launch(fp8optim_cuda_launch_update(stream, &job), "launch of the update of a step");
+  if (status == FP8CORE_OK)
+    status = check_launch(fp8optim_cuda_launch_end(stream, &end), "launch of the end of a step");
   leave(adamw, previous);
   return status;
 }
@@ -168,6 +253,9 @@ static fp8core_status make_weight(fp8optim_adamw *adamw, int64_t index, int choo
 
 static const fp8optim_backend cuda_backend = {
   .step = step,
+  .measure = measure,
+  .begin = begin,
+  .update = update,
   .survey = survey,
   .set_state = set_state,
   .make_weight = make_weight,

@@ -249,7 +249,7 @@ static __global__ __launch_bounds__(threads, 4) void update_kernel(const fp8opti
   if (threadIdx.x == 0) {
     rare.view = view;
     rare.seed = job.seed;
-    rare.tensor_id = (uint32_t)chunk.tensor;
+    rare.tensor_id = tensor->stream;
     rare.step = (uint32_t)job.tables.progress->steps;
     rare.first_element = (uint64_t)chunk.first;
   }
