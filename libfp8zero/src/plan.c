@@ -74,6 +74,8 @@ typedef struct formats {
   int64_t gathered;
   int64_t weight[KINDS];
   int64_t gradient[KINDS];
+  // Of gradients in the data-parallel group: FP8 casts whatever it reduces.
+  int64_t reduced;
   int64_t master;
   int64_t exp_avg;
   int64_t exp_avg_sq;
@@ -132,6 +134,7 @@ static formats formats_of(fp8zero_precision precision) {
   f.gradient[LINEAR] = fp8_weights ? 1 : 4;
   f.gradient[MATRIX] = fp8_weights ? 2 : 4;
   f.gradient[VECTOR] = 4;
+  f.reduced = fp8_weights ? 1 : 4;
   f.master = fp8_states ? 2 : 4;
   f.exp_avg = fp8_states ? 1 : 4;
   f.exp_avg_sq = fp8_states ? 2 : 4;
@@ -351,17 +354,15 @@ static void hold(holding *owned, int kind, int64_t elements) {
   owned->chunks += (elements + OPTIMIZER_CHUNK - 1) / OPTIMIZER_CHUNK;
 }
 
-// Of gradients that the owner alone keeps: the sum over several passes is in FP32.
-static int64_t kept_gradient(const shape *s, int kind) {
-  return s->options.micro_batches > 1 ? FP32_BYTES : s->bytes.gradient[kind];
-}
+// Of gradients that the owner alone keeps: as they come, but the sum over several passes in FP32.
+static int64_t kept_gradient(const shape *s) { return s->options.micro_batches > 1 ? FP32_BYTES : s->bytes.reduced; }
 
 // Bytes an element of what a stage of ZeRO distributes.
 static int64_t distributed_size(const shape *s, int kind) {
   const formats *f = &s->bytes;
   int64_t size = 0;
   if (s->options.zero_stage >= 1) size += f->master + f->exp_avg + f->exp_avg_sq;
-  if (s->options.zero_stage >= 2) size += kept_gradient(s, kind);
+  if (s->options.zero_stage >= 2) size += kept_gradient(s);
   if (s->options.zero_stage >= 3) size += f->weight[kind];
   return size;
 }
@@ -406,12 +407,11 @@ static void add_rank(shape *s, stage_plan *stage, const holding *owned, double r
   const int64_t weights = bytes_of(stage->total, f->weight);
   const int64_t gradients = bytes_of(stage->total, f->gradient);
   const int64_t own_weights = bytes_of(owned->elements, f->weight);
-  const int64_t own_gradients = bytes_of(owned->elements, f->gradient);
-  int64_t kept_gradients = 0;
-  for (int kind = 0; kind < KINDS; kind++) kept_gradients += owned->elements[kind] * kept_gradient(s, kind);
+  const int64_t reduced = sum_of(stage->total) * f->reduced;
+  const int64_t own_reduced = states * f->reduced;
   int64_t memory[FP8ZERO_MEMORY_ACTIVATIONS];
   memory[FP8ZERO_MEMORY_WEIGHTS] = zero >= 3 ? own_weights : weights;
-  memory[FP8ZERO_MEMORY_GRADIENTS] = zero >= 2 ? kept_gradients : gradients;
+  memory[FP8ZERO_MEMORY_GRADIENTS] = zero >= 2 ? states * kept_gradient(s) : gradients;
   memory[FP8ZERO_MEMORY_MASTER] = states * f->master;
   memory[FP8ZERO_MEMORY_EXP_AVG] = states * f->exp_avg;
   memory[FP8ZERO_MEMORY_EXP_AVG_SQ] = states * f->exp_avg_sq;
@@ -431,10 +431,10 @@ static void add_rank(shape *s, stage_plan *stage, const holding *owned, double r
   int64_t traffic[FP8ZERO_TRAFFIC_WEIGHTS + 1] = {0, 0};
   if (zero == 0) {
     // Each rank adds up a part, which all then gather.
-    if (others > 0) traffic[FP8ZERO_TRAFFIC_GRADIENTS] = times(s, 2, gradients - gradients / (others + 1));
+    if (others > 0) traffic[FP8ZERO_TRAFFIC_GRADIENTS] = times(s, 2, reduced - reduced / (others + 1));
   } else {
     // To the owners: once, or after every pass where only they keep the sum.
-    traffic[FP8ZERO_TRAFFIC_GRADIENTS] = times(s, gradients - own_gradients, zero >= 2 ? passes : 1);
+    traffic[FP8ZERO_TRAFFIC_GRADIENTS] = times(s, reduced - own_reduced, zero >= 2 ? passes : 1);
     // From the owners: after the update, or for the forward and the backward part of every pass.
     traffic[FP8ZERO_TRAFFIC_WEIGHTS] = times(s, times(s, own_weights, others), zero >= 3 ? times(s, 2, passes) : 1);
   }
@@ -567,10 +567,10 @@ static int64_t workspace_bytes(shape *s, const stage_plan *stage, int last) {
   if (s->options.pipeline_parallel > 1)
     bytes = plus(s, bytes, times(s, 2, array_bytes(s, s->part_rows, hidden, f->activation)));
   if (s->options.data_parallel > 1) {
-    int64_t bucket = smaller(BUCKET_BYTES, bytes_of(stage->total, f->gradient));
-    for (int kind = 0; kind < KINDS; kind++) bucket = larger(bucket, stage->largest[kind] * f->gradient[kind]);
+    int64_t bucket = smaller(BUCKET_BYTES, sum_of(stage->total) * f->reduced);
+    for (int kind = 0; kind < KINDS; kind++) bucket = larger(bucket, stage->largest[kind] * f->reduced);
     // With the FP32 sum of this rank's part.
-    const int64_t part = bucket / f->gradient[LINEAR] / s->options.data_parallel * FP32_BYTES;
+    const int64_t part = bucket / f->reduced / s->options.data_parallel * FP32_BYTES;
     bytes = plus(s, bytes, BUCKETS_IN_FLIGHT * (bucket + part));
     // Gathered weights of a layer, and of the next; gradients of a layer, and of one on the way to its owners.
     if (s->options.zero_stage == 3) bytes = plus(s, bytes, times(s, 2, bytes_of(stage->layer, f->weight)));

@@ -167,7 +167,7 @@ class Plan(unittest.TestCase):
             # A plan never says more than what was measured: it leaves out.
             self.assertTrue(-50 < deviation < 0, row)
         for row in found["traffic"]:
-            self.assertTrue(-12 < row["weights"]["deviation_percent"] < 0, row)
+            self.assertTrue(-13 < row["weights"]["deviation_percent"] < 0, row)
             if row["activations"]:
                 self.assertLess(abs(row["activations"]["deviation_percent"]), 3)
         # The same from options.
@@ -195,6 +195,11 @@ class Plan(unittest.TestCase):
         rows = plan("--paper")
         for row in rows["memory"]:
             self.assertIn("%.1f, %.1f: %+.0f %%" % (row["planned"][1], row["measured"][1], row["deviation_percent"]), text)
+        for row in rows["traffic"]:
+            for name, digits in (("weights", 1), ("activations", 2)):
+                if row[name]:
+                    self.assertIn("%.*f, %.1f: %+.1f %%" % (digits, row[name]["planned"], row[name]["measured"],
+                                                             row[name]["deviation_percent"]), text)
 
     def test_search_micro_batch(self):
         options = ["--model", "gpt-7b", "--data-parallel-size", 32, "--zero-stage", 1, "--device-memory", 70]

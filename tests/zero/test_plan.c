@@ -253,8 +253,9 @@ static reference_rank rank_of(const fp8zero_plan_model *m, const fp8zero_plan_op
     const int64_t weight = weight_size(o, x);
     const int64_t gradient = gradient_size(o, x);
     r.memory[FP8ZERO_MEMORY_WEIGHTS] += weight * (o->zero_stage == 3 ? owned[i] : x->elements);
-    // Several passes are added up in FP32 where only the owner has the sum.
-    const int64_t kept = o->micro_batches > 1 ? 4 : gradient;
+    // FP8 on the wire is all that is reduced; several passes are added up in FP32 where only the owner has the sum.
+    const int64_t wire = in_fp8(o) ? 1 : 4;
+    const int64_t kept = o->micro_batches > 1 ? 4 : wire;
     r.memory[FP8ZERO_MEMORY_GRADIENTS] += o->zero_stage >= 2 ? kept * owned[i] : gradient * x->elements;
     for (int state = 0; state < 3; state++) {
       r.memory[FP8ZERO_MEMORY_MASTER + state] += state_sizes(o)[state] * owned[i];
@@ -264,10 +265,10 @@ static reference_rank rank_of(const fp8zero_plan_model *m, const fp8zero_plan_op
     if (o->zero_stage > 2) r.distributed += weight * owned[i];
     if (owned[i] > 0) r.memory[FP8ZERO_MEMORY_SCALES] += 236 + 48 * ((owned[i] + 16383) / 16384);
     scaled += x->linear;
-    gradients += gradient * x->elements;
+    gradients += wire * x->elements;
     if (o->zero_stage == 0) continue;
     r.traffic[FP8ZERO_TRAFFIC_GRADIENTS] +=
-      gradient * (x->elements - owned[i]) * (o->zero_stage > 1 ? o->micro_batches : 1);
+      wire * (x->elements - owned[i]) * (o->zero_stage > 1 ? o->micro_batches : 1);
     r.traffic[FP8ZERO_TRAFFIC_WEIGHTS] +=
       weight * owned[i] * (o->data_parallel - 1) * (o->zero_stage > 2 ? 2 * o->micro_batches : 1);
   }

@@ -51,7 +51,7 @@ static const char notes[] =
   "copies and 16-bit copies of weights and activations beside FP8. Our model keeps none of these from pass to pass:\n"
   "the planned FP8 memory is what it needs, not what the paper's needed.\n"
   "Gradients and weights: an output layer of its own would come on top, which the paper's models seem to have, and\n"
-  "gradients of embeddings in FP32, where ours are BF16 in the FP8 levels.\n"
+  "gradients of embeddings in FP32, where ours travel in FP8 in the FP8 levels.\n"
   "Activations are the all-gathers; the measured figures have no room for the reduce-scatters, which 'fp8lm plan'\n"
   "lists by themselves.\n";
 

@@ -33,7 +33,7 @@ typedef enum fp8zero_precision {
   /** BF16, with the products of linear layers, and the inputs kept for them, in FP8: the Transformer Engine baseline.
    */
   FP8ZERO_TE = 2,
-  /** FP8 products, and FP8 weights and gradients of linear layers, on the wire too. */
+  /** FP8 products, and FP8 weights and gradients of linear layers; on the wire of data parallelism all gradients. */
   FP8ZERO_FP8_O1 = 3,
   /** And an optimizer of 5 bytes a parameter: FP16 master, FP8 first and FP16 second moment. */
   FP8ZERO_FP8_O2 = 4,
@@ -148,7 +148,7 @@ static inline fp8zero_plan_options fp8zero_plan_options_default(void) {
 /** Classes of memory. The first five are exact; activations are exactly libfp8gpt's on one rank. */
 typedef enum fp8zero_memory_class {
   FP8ZERO_MEMORY_WEIGHTS = 0,
-  /** With several passes and stages 2 and 3 of ZeRO, the owner's sums in FP32. */
+  /** In stages 2 and 3 of ZeRO the owner's, as they were reduced; of several passes in FP32. */
   FP8ZERO_MEMORY_GRADIENTS = 1,
   FP8ZERO_MEMORY_MASTER = 2,
   FP8ZERO_MEMORY_EXP_AVG = 3,
