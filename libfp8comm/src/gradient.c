@@ -27,6 +27,8 @@ typedef struct gradient_bucket {
   size_t elements;
   fp8comm_parts parts;
   int started;
+  // What roundings of the mean of this rank's part have lost, in BF16, or NULL.
+  uint16_t *lost;
 } gradient_bucket;
 
 // What a rank tells of a tensor once its part is added up.
@@ -96,6 +98,9 @@ struct fp8comm_gradient_reducer {
   // Whether means are for their owners only; where each rank's part begins, in each bucket.
   int owned;
   size_t *begins;
+  // Errors of casts, of all tensors, and of means, of this rank's parts; or NULL.
+  uint16_t *lost;
+  size_t lost_bytes;
   int slot_count;
   gradient_slot *slots;
   uint64_t tickets;
@@ -353,6 +358,99 @@ static void build_exchange(gradient_slot *slot, const fp8comm_reducer *rule, voi
   fp8comm_build_all_gather(request, &parts, rule->element, records);
 }
 
+// --- Error feedback ---
+
+static int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride == 0 || tensor->dimensions < 2; }
+
+// values += times * lost.
+static fp8core_status add_lost(const gradient_slot *slot, float *values, const uint16_t *lost, size_t elements,
+                               float times) {
+  FP8COMM_TRY(convert(slot, slot->other_chunk, FP8CORE_FP32, lost, FP8CORE_BF16, elements, NULL));
+  for (size_t i = 0; i < elements; i++) values[i] += times * slot->other_chunk[i];
+  return FP8CORE_OK;
+}
+
+// lost = values * times less what the codes stand for. The values are lost as well.
+static fp8core_status note_lost(const gradient_slot *slot, uint16_t *lost, float *values, float times,
+                                const unsigned char *codes, const float *scale_inverse, size_t elements) {
+  fp8core_tensor stored = vector((unsigned char *)(uintptr_t)codes, slot->reducer->wire, elements);
+  const fp8core_tensor wide = vector(slot->other_chunk, FP8CORE_FP32, elements);
+  stored.scale_inverse = scale_inverse;
+  FP8COMM_TRY(fp8core_cast(slot->reducer->context, NULL, &stored, &wide));
+  for (size_t i = 0; i < elements; i++) values[i] = values[i] * times - slot->other_chunk[i];
+  return convert(slot, lost, FP8CORE_BF16, values, FP8CORE_FP32, elements, NULL);
+}
+
+// Elements of the input from `first` on, at most CHUNK, in FP32 in the chunk, with what was lost before.
+static fp8core_status correct(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t first,
+                              size_t elements) {
+  const fp8core_tensor *input = &tensor->input;
+  const size_t element = fp8core_dtype_size(input->dtype);
+  const size_t row = is_dense(input) ? (size_t)tensor->elements : (size_t)input->shape[input->dimensions - 1];
+  const size_t stride = is_dense(input) ? row : (size_t)input->row_stride;
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.saturate = 0;
+  for (size_t done = 0, part; done < elements; done += part) {
+    const size_t column = (first + done) % row;
+    part = minimum(row - column, elements - done);
+    fp8core_tensor source =
+      vector((unsigned char *)input->data + ((first + done) / row * stride + column) * element, input->dtype, part);
+    const fp8core_tensor target = vector(slot->chunk + done, FP8CORE_FP32, part);
+    source.scale_inverse = input->scale_inverse;
+    FP8COMM_TRY(fp8core_cast(slot->reducer->context, &options, &source, &target));
+  }
+  return add_lost(slot, slot->chunk, tensor->lost + first, elements, 1);
+}
+
+static fp8core_status measure_corrected(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, float *amax) {
+  for (size_t done = 0; done < (size_t)tensor->elements; done += CHUNK) {
+    const size_t part = minimum(CHUNK, (size_t)tensor->elements - done);
+    FP8COMM_TRY(correct(slot, tensor, done, part));
+    const fp8core_tensor values = vector(slot->chunk, FP8CORE_FP32, part);
+    FP8COMM_TRY(fp8core_amax(slot->reducer->context, &values, amax));
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status quantise_corrected(gradient_slot *slot, fp8comm_gradient_tensor *tensor) {
+  fp8core_cast_statistics counted = {0, 0, 0, 0};
+  fp8core_cast_options options = fp8core_cast_options_default();
+  const float inverse = 1.0f / tensor->statistics.wire_scale;
+  options.statistics = &counted;
+  for (size_t done = 0; done < (size_t)tensor->elements; done += CHUNK) {
+    const size_t part = minimum(CHUNK, (size_t)tensor->elements - done);
+    unsigned char *codes = code_at(slot, tensor->offset + done);
+    FP8COMM_TRY(correct(slot, tensor, done, part));
+    const fp8core_tensor values = vector(slot->chunk, FP8CORE_FP32, part);
+    fp8core_tensor target = vector(codes, slot->reducer->wire, part);
+    target.scale = &tensor->statistics.wire_scale;
+    FP8COMM_TRY(fp8core_cast(slot->reducer->context, &options, &values, &target));
+    FP8COMM_TRY(note_lost(slot, tensor->lost + done, slot->chunk, 1, codes, &inverse, part));
+  }
+  tensor->statistics.saturated_in_cast = counted.saturated;
+  tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
+  return FP8CORE_OK;
+}
+
+// Sums of this rank's part, from its element `first` on, with what roundings of the mean have lost before.
+static fp8core_status correct_sums(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t first,
+                                   size_t elements) {
+  for (size_t done = 0; done < elements; done += CHUNK)
+    FP8COMM_TRY(add_lost(slot, slot->sum + first + done, slot->bucket->lost + first + done,
+                         minimum(CHUNK, elements - done), tensor->sum_scale));
+  return FP8CORE_OK;
+}
+
+static fp8core_status note_lost_means(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t first,
+                                      size_t elements) {
+  for (size_t done = 0; done < elements; done += CHUNK) {
+    const size_t at = first + done, part = minimum(CHUNK, elements - done);
+    FP8COMM_TRY(note_lost(slot, slot->bucket->lost + at, slot->sum + at, tensor->sum_scale_inverse,
+                          code_at(slot, own_begin(slot) + at), &tensor->mean_scale_inverse, part));
+  }
+  return FP8CORE_OK;
+}
+
 // --- The calls between messages ---
 
 // Amaxes of this rank's gradients.
@@ -364,7 +462,13 @@ static fp8core_status measure(void *data) {
   for (int64_t i = 0; i < count; i++) {
     const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
     float amax = fabsf(tensor->known_amax_value);
-    if (!tensor->known_amax) FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor->input, &amax));
+    if (tensor->lost) {
+      amax = 0;
+      FP8COMM_TRY(measure_corrected(slot, tensor, &amax));
+    } else if (!tensor->known_amax) {
+      amax = 0;
+      FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor->input, &amax));
+    }
     slot->amaxes[i] = fp8core_float_bits(amax);
     if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
   }
@@ -395,8 +499,6 @@ static void choose_scale(gradient_slot *slot, int64_t index) {
   tensor->sum_scale = fp8comm_sum_scale_rule(statistics->wire_scale, ranks);
   tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
 }
-
-static int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride == 0 || tensor->dimensions < 2; }
 
 // The tensor's codes, as they travel.
 static fp8core_status quantise_tensor(gradient_slot *slot, fp8comm_gradient_tensor *tensor) {
@@ -459,9 +561,14 @@ static fp8core_status quantise(void *data) {
       memset(code_at(slot, tensor->offset), 0, (size_t)tensor->elements * reducer->element);
       continue;
     }
-    FP8COMM_TRY(quantise_tensor(slot, tensor));
+    FP8COMM_TRY(tensor->lost ? quantise_corrected(slot, tensor) : quantise_tensor(slot, tensor));
   }
   return FP8CORE_OK;
+}
+
+// Whether the tensor's mean is rounded to what travels, or would: an owner writes other formats from the sum.
+static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
 }
 
 // What this rank has to tell once its part is added up.
@@ -486,6 +593,8 @@ static fp8core_status count(void *data) {
       record->amax = fp8core_float_bits(fp8core_bits_float(tensor->largest_sum) * tensor->sum_scale_inverse);
       continue;
     }
+    if (slot->bucket->lost && !tensor->statistics.nonfinite && is_requantised(reducer, tensor))
+      FP8COMM_TRY(correct_sums(slot, tensor, from - begin, elements));
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
     float amax = 0;
     mean.scale_inverse = &tensor->sum_scale_inverse;
@@ -507,11 +616,6 @@ static void update_mu(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_
                                  reducer->growth, options->mu_min, options->mu_max);
   }
   statistics->next_mu = tensor->mu;
-}
-
-// Whether the mean is rounded to what travels, or would: an owner writes other formats from the sum.
-static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
-  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
 }
 
 // The mean of this rank's part, as it travels; and what the counts of all ranks tell.
@@ -557,6 +661,7 @@ static fp8core_status requantise(void *data) {
     mean.scale_inverse = &tensor->sum_scale_inverse;
     codes.scale = &statistics->mean_scale;
     FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &mean, &codes));
+    if (slot->bucket->lost) FP8COMM_TRY(note_lost_means(slot, tensor, from - begin, elements));
   }
   return FP8CORE_OK;
 }
@@ -771,6 +876,7 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   options->owners = given->owners;
   options->bucket_of = given->bucket_of;
   options->inputs_have_amax = given->inputs_have_amax != 0;
+  options->error_feedback = given->error_feedback != 0;
   if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
     return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
   if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
@@ -822,8 +928,13 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
 // Of all that ranks must have in common.
 static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
   const fp8comm_gradient_options *options = &reducer->options;
-  const int integers[] = {(int)options->algorithm,    (int)options->scaling, (int)options->wire_dtype,
-                          options->buckets_in_flight, options->measure_snr,  reducer->owned};
+  const int integers[] = {(int)options->algorithm,
+                          (int)options->scaling,
+                          (int)options->wire_dtype,
+                          options->buckets_in_flight,
+                          options->measure_snr,
+                          options->error_feedback,
+                          reducer->owned};
   const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
                             options->mu_initial,           options->mu_min,  options->mu_max,
                             (double)options->bucket_bytes};
@@ -900,6 +1011,28 @@ static void divide_among_owners(fp8comm_gradient_reducer *reducer, gradient_buck
   }
   bucket->parts.count = bucket->elements;
   bucket->parts.begins = begins;
+}
+
+// Makes room for the errors of error_feedback, all 0.
+static fp8core_status make_lost(fp8comm_gradient_reducer *reducer) {
+  const int rank = reducer->communicator->rank, means = reducer->options.algorithm == FP8COMM_TWO_SHOT;
+  size_t elements = 0, used = 0;
+  for (int64_t i = 0; i < reducer->tensor_count; i++) elements += (size_t)reducer->tensors[i].elements;
+  for (int64_t i = 0; i < reducer->bucket_count && means; i++)
+    elements += fp8comm_part_count(&reducer->buckets[i].parts, rank);
+  reducer->lost_bytes = elements * sizeof(*reducer->lost);
+  reducer->lost = fp8comm_allocate(reducer->lost_bytes);
+  if (!reducer->lost)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory for errors",
+                                  reducer->lost_bytes);
+  for (int64_t i = 0; i < reducer->tensor_count; used += (size_t)reducer->tensors[i++].elements)
+    reducer->tensors[i].lost = reducer->lost + used;
+  for (int64_t i = 0; i < reducer->bucket_count && means; i++) {
+    reducer->buckets[i].lost = reducer->lost + used;
+    used += fp8comm_part_count(&reducer->buckets[i].parts, rank);
+  }
+  fp8comm_gradient_forget(reducer);
+  return FP8CORE_OK;
 }
 
 // Where the next buffer lies; NULL while only the size is wanted.
@@ -1007,6 +1140,8 @@ static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *ele
   reducer->memory_bytes = sizeof(*reducer) + begins * sizeof(*reducer->begins) +
                           count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
                           (size_t)reducer->slot_count * sizeof(*reducer->slots);
+  if (reducer->scaled && reducer->options.error_feedback) FP8COMM_TRY(make_lost(reducer));
+  reducer->memory_bytes += reducer->lost_bytes;
   for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
   reducer->digest = digest_of(reducer);
   return FP8CORE_OK;
@@ -1071,7 +1206,9 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
                                                             : FP8CORE_BF16;
   made->element = fp8core_dtype_size(made->wire);
   made->owned = options.owners != NULL;
-  made->keeps = options.algorithm == FP8COMM_TWO_SHOT && (!made->owned || communicator->size <= KEPT_RANKS);
+  // Errors of means need the sums.
+  made->keeps = options.algorithm == FP8COMM_TWO_SHOT && !options.error_feedback &&
+                (!made->owned || communicator->size <= KEPT_RANKS);
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
   fp8core_status status = make(made, elements);
@@ -1095,6 +1232,7 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
     free(gone->slots[i].memory);
   }
   free(gone->slots);
+  free(gone->lost);
   free(gone->begins);
   free(gone->buckets);
   free(gone->order);
@@ -1316,6 +1454,10 @@ fp8core_status fp8comm_gradient_get_statistics(const fp8comm_gradient_reducer *r
 
 size_t fp8comm_gradient_memory_bytes(const fp8comm_gradient_reducer *reducer) {
   return reducer ? reducer->memory_bytes : 0;
+}
+
+void fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer) {
+  if (reducer->lost) memset(reducer->lost, 0, reducer->lost_bytes);
 }
 
 fp8comm_gradient_tensor *fp8comm_gradient_tensors(const fp8comm_gradient_reducer *reducer, int64_t *tensor_count) {

@@ -10,6 +10,8 @@ typedef struct fp8comm_gradient_tensor {
   size_t offset;
   // The rank that its mean is for; -1: all.
   int owner;
+  // What casts of its values have lost, in BF16; NULL: nobody keeps it.
+  uint16_t *lost;
   // The state.
   double mu;
   // Of the step in progress. The tensors point to the scales here.
@@ -32,5 +34,7 @@ typedef struct fp8comm_gradient_tensor {
 fp8comm_gradient_tensor *fp8comm_gradient_tensors(const fp8comm_gradient_reducer *reducer, int64_t *tensor_count);
 // Limits of mu, and whether a step is in progress.
 void fp8comm_gradient_limits(const fp8comm_gradient_reducer *reducer, double *least, double *most, int *busy);
+// Sets the errors of error_feedback to 0.
+void fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer);
 
 #endif

@@ -806,6 +806,126 @@ static void owners(void **unused) {
   }
 }
 
+// --- Error feedback ---
+
+typedef struct feedback_case {
+  fp8comm_gradient_algorithm algorithm;
+  int owned;
+  // Steps after which the sums are compared.
+  int steps;
+  // How far the sum of means is off, as a share of one step's largest value: without feedback, with it.
+  double off[2];
+} feedback_case;
+
+// The same gradients, but for a little noise, step after step, with a coarse wire: without feedback every step is off
+// by the same, with it the sum stays within a step's error. One step has a NaN and must leave no trace.
+static void check_feedback(fp8comm_communicator *communicator, void *data) {
+  enum { ROWS = 7, COLUMNS = 300, STRIDE = 310, ELEMENTS = ROWS * COLUMNS };
+  feedback_case *one = data;
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int64_t shape[] = {ROWS, COLUMNS}, sizes[] = {ELEMENTS, 0, 100};
+  const int owner[] = {ranks - 1, 0, 0};
+  float *in = calloc((size_t)ROWS * STRIDE, 4), *small = calloc(100, 4), *base = malloc(ELEMENTS * 4);
+  float small_out[100];
+  for (int feedback = 0; feedback < 2; feedback++) {
+    fp8comm_gradient_options options = fp8comm_gradient_options_default();
+    fp8comm_gradient_reducer *reducer;
+    fp8core_context *context;
+    unsigned char codes[ELEMENTS];
+    double *sums = calloc(ELEMENTS, sizeof(*sums)), *expected = calloc(ELEMENTS, sizeof(*expected)), amax = 0;
+    options.algorithm = one->algorithm;
+    options.wire_dtype = FP8CORE_E5M2;
+    options.error_feedback = feedback;
+    options.mu_initial = options.mu_max = 1.0 / ranks;
+    if (one->owned) options.owners = owner;
+    rank_ok(communicator, fp8core_context_create(&context, NULL));
+    rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 3, sizes, &options));
+    for (int step = 0; step <= one->steps; step++) {
+      const int poisoned = step == one->steps / 2;
+      fp8comm_gradient_result result;
+      fp8core_tensor inputs[3], outputs[3];
+      for (int other = 0; other < ranks; other++) {
+        test_random noise = {(uint64_t)(step * 100 + other + 1)};
+        fill(base, ELEMENTS, other, 9, 1, 1);
+        for (int i = 0; i < ELEMENTS; i++) {
+          const float value = base[i] + (float)(1e-5 * test_random_normal(&noise));
+          if (!poisoned) expected[i] += (double)value / ranks;
+          if (other == rank) in[i / COLUMNS * STRIDE + i % COLUMNS] = value;
+          amax = fmax(amax, fabs((double)value));
+        }
+      }
+      if (poisoned && rank == 0) in[5] = NAN;
+      inputs[0] = fp8core_tensor_create(in, FP8CORE_FP32, 2, shape);
+      inputs[0].row_stride = STRIDE;
+      outputs[0] = vector(codes, FP8CORE_E5M2, ELEMENTS);
+      inputs[1] = vector(NULL, FP8CORE_FP32, 0);
+      outputs[1] = vector(NULL, FP8CORE_FP32, 0);
+      inputs[2] = vector(small, FP8CORE_FP32, 100);
+      outputs[2] = vector(small_out, FP8CORE_FP32, 100);
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, inputs, outputs, &result));
+      rank_check(communicator, result.nonfinite_tensors == poisoned, "step %d: %lld tensors are not finite", step,
+                 (long long)result.nonfinite_tensors);
+      if (poisoned || (one->owned && rank != owner[0])) continue;
+      for (int i = 0; i < ELEMENTS; i++)
+        sums[i] += (double)fp8core_decode(FP8CORE_E5M2, codes[i]) * (double)*outputs[0].scale_inverse;
+    }
+    if (!one->owned || rank == owner[0]) {
+      double most = 0;
+      for (int i = 0; i < ELEMENTS; i++) most = fmax(most, fabs(sums[i] - expected[i]));
+      if (rank == ranks - 1) one->off[feedback] = most / amax;
+    }
+    // Errors are each rank's own, and do not get into a saved state; loading one forgets them.
+    if (feedback) {
+      const size_t bytes = fp8comm_gradient_saved_bytes(reducer);
+      unsigned char *state = malloc(bytes);
+      rank_ok(communicator, fp8comm_gradient_save(reducer, state, bytes));
+      fp8comm_gradient_reducer *fresh;
+      unsigned char again[ELEMENTS];
+      fp8core_tensor inputs[3], outputs[3];
+      rank_ok(communicator, fp8comm_gradient_create(&fresh, communicator, context, 3, sizes, &options));
+      fp8comm_gradient_reducer *const both[] = {reducer, fresh};
+      for (int i = 0; i < 2; i++) {
+        rank_ok(communicator, fp8comm_gradient_load(both[i], state, bytes));
+        inputs[0] = fp8core_tensor_create(in, FP8CORE_FP32, 2, shape);
+        inputs[0].row_stride = STRIDE;
+        outputs[0] = vector(i == 0 ? codes : again, FP8CORE_E5M2, ELEMENTS);
+        inputs[1] = vector(NULL, FP8CORE_FP32, 0);
+        outputs[1] = vector(NULL, FP8CORE_FP32, 0);
+        inputs[2] = vector(small, FP8CORE_FP32, 100);
+        outputs[2] = vector(small_out, FP8CORE_FP32, 100);
+        rank_ok(communicator, fp8comm_gradient_all_reduce(both[i], inputs, outputs, NULL));
+      }
+      rank_check(communicator, (one->owned && rank != owner[0]) || memcmp(codes, again, ELEMENTS) == 0,
+                 "a loaded state remembers errors");
+      fp8comm_gradient_destroy(&fresh);
+      free(state);
+    }
+    fp8comm_gradient_destroy(&reducer);
+    fp8core_context_destroy(&context);
+    free(sums);
+    free(expected);
+  }
+  free(in);
+  free(small);
+  free(base);
+}
+
+static void error_feedback(void **unused) {
+  (void)unused;
+  static const int counts[] = {1, 3, 8};
+  for (size_t r = 0; r < COUNT(counts); r++) {
+    for (int owned = 0; owned < 2; owned++) {
+      feedback_case one = {FP8COMM_TWO_SHOT, owned, 100, {0, 0}};
+      run_ranks(counts[r], 0, check_feedback, &one);
+      print_message("%d ranks%s, 100 steps in E5M2: off by %.3f of the largest value, with feedback %.3f\n", counts[r],
+                    owned ? ", owners" : "", one.off[0], one.off[1]);
+      assert_true(one.off[0] > 1);
+      // A step's own error: half of E5M2's steps for each rounding, which is 1/8 at the most for each.
+      assert_true(one.off[1] < 0.3);
+    }
+  }
+}
+
 // --- Row strides, and threads ---
 
 // One matrix with gaps between its rows, on two threads, beside the same without, on one: the same bits, and the gaps
@@ -1029,12 +1149,12 @@ static void arguments(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(arguments),    cmocka_unit_test(native_is_the_rule),
-    cmocka_unit_test(accuracy),     cmocka_unit_test(nonfinite),
-    cmocka_unit_test(known_amax),   cmocka_unit_test(mu),
-    cmocka_unit_test(many),         cmocka_unit_test(owners),
-    cmocka_unit_test(disagreement), cmocka_unit_test(strides),
-    cmocka_unit_test(snr),
+    cmocka_unit_test(arguments),  cmocka_unit_test(native_is_the_rule),
+    cmocka_unit_test(accuracy),   cmocka_unit_test(nonfinite),
+    cmocka_unit_test(known_amax), cmocka_unit_test(error_feedback),
+    cmocka_unit_test(mu),         cmocka_unit_test(many),
+    cmocka_unit_test(owners),     cmocka_unit_test(disagreement),
+    cmocka_unit_test(strides),    cmocka_unit_test(snr),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
