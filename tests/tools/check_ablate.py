@@ -305,8 +305,8 @@ class Ablate(unittest.TestCase):
             code, out, _ = run(*arguments)
             self.assertEqual(code, 0)
             for text in ("--ranks", "--ablate-steps", "--measure-steps", "--wire-dtype", "--saturation-threshold",
-                         "--backoff", "--growth-steps", "--mu-initial", "--mu-min", "--mu-max", "--scratch", "--json", "--output",
-                         "--title", "--num-layers", "--load", "--config", "Presets: ", "Exit codes: "):
+                         "--backoff", "--growth-steps", "--mu-initial", "--mu-min", "--mu-max", "--scratch", "--json",
+                         "--output", "--title", "--num-layers", "--load", "--config", "Presets: ", "Exit codes: "):
                 self.assertIn(text, out)
             for text in ("--save DIR", "--tensorboard-dir", "--device", "--global-batch-size", "--eval-iters"):
                 self.assertNotIn(text, out)
