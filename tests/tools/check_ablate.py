@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""fp8lm ablate allreduce through the command line: figures computed again from those of each tensor and step, auto-scaling
-against its rule and against the scalings that it starts from, training beside that of fp8lm train, files, and bad input.
+"""fp8lm ablate allreduce through the command line: figures computed again from those of each tensor and step,
+auto-scaling against its rule and against the scalings that it starts from, training beside that of fp8lm train, files,
+and bad input.
 
 Usage: check_ablate.py FP8LM [unittest arguments]
 Needs nothing but Python's own library."""
@@ -23,7 +24,8 @@ FP8LM = os.path.abspath(sys.argv[1])
 MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "32",
          "--threads", "1"]
 RANKS = 4
-SHORT = ["--ranks", RANKS, "--train-iters", "8", "--ablate-steps", "6", "--measure-steps", "2", "--lr-warmup-iters", "0"]
+SHORT = ["--ranks", RANKS, "--train-iters", "8", "--ablate-steps", "6", "--measure-steps", "2",
+         "--lr-warmup-iters", "0"]
 ONE = ["--ranks", RANKS, "--train-iters", "1", "--ablate-steps", "1"]
 WORDS = "the sun rose over a quiet hill and all who saw it sang of bread water stone light and rain".split()
 COUNTS = ["saturated_in_cast", "saturated_in_sum", "flushed_to_zero", "lost", "at_maximum"]
@@ -235,11 +237,11 @@ class Ablate(unittest.TestCase):
 
     def test_training_is_that_of_fp8lm_train(self):
         for precision in ("bf16", "fp8-o2"):
-            options = [*MODEL, "--precision", precision, "--micro-batch-size", "2", "--train-iters", "8", "--lr", "1e-2",
-                       "--lr-warmup-iters", "0"]
+            options = [*MODEL, "--precision", precision, "--micro-batch-size", "2", "--train-iters", "8",
+                       "--lr", "1e-2", "--lr-warmup-iters", "0"]
             folder = "train-" + precision
-            code, _, message = run("train", "--data-path", "t", *options, "--global-batch-size", 2 * RANKS, "--save", folder,
-                                   "--eval-interval", "0", cwd=self.folder)
+            code, _, message = run("train", "--data-path", "t", *options, "--global-batch-size", 2 * RANKS,
+                                   "--save", folder, "--eval-interval", "0", cwd=self.folder)
             self.assertEqual(code, 0, message)
             log = [json.loads(line) for line in read(self.path(folder + "/log.jsonl")).decode().splitlines()]
             losses = [line["loss"] for line in log if line["event"] == "step"]
@@ -252,28 +254,30 @@ class Ablate(unittest.TestCase):
             linear = next(t for t in found["tensors"] if t["name"] == "layers.0.attention.qkv.weight")
             self.assertEqual(linear["dtype"].lower(), "fp32" if precision == "bf16" else "e4m3")
             # And it goes on from there, with one rank's batch of another size.
-            self.ablate_once("loaded.json", "--load", folder, "--ranks", "3", "--micro-batch-size", "1", "--train-iters",
-                             "10", "--ablate-steps", "1", "--measure-steps", "1")
+            self.ablate_once("loaded.json", "--load", folder, "--ranks", "3", "--micro-batch-size", "1",
+                             "--train-iters", "10", "--ablate-steps", "1", "--measure-steps", "1")
             loaded = self.load("loaded.json")
-            self.assertEqual(loaded["step"], 10)
+            self.assertEqual((loaded["first_step"], loaded["step"]), (8, 10))
             self.assertLess(loaded["loss"], losses[-1] + 0.3)
 
     def test_load_needs_steps_that_are_left(self):
         code, _, message = run("train", "--data-path", "t", *MODEL, "--train-iters", "2", "--save", "two",
                                "--eval-interval", "0", "--precision", "bf16", cwd=self.folder)
         self.assertEqual(code, 0, message)
-        self.refused(2, "has 2 steps, and --train-iters is 2: expected at least --ablate-steps, 16, more", "--load", "two")
+        self.refused(2, "has 2 steps, and --train-iters is 2: expected at least --ablate-steps, 16, more",
+                     "--load", "two")
         self.refused(1, "nowhere: there is no such folder", "--load", "nowhere")
 
     # Output.
 
     def test_table(self):
-        for text in ("native ", "two-shot ", "SNR, dB", "underflow, %", "overflow, %", "block 0", "block 1", "all blocks",
-                     "others", "step 8/8  loss "):
+        for text in ("native ", "two-shot ", "SNR, dB", "underflow, %", "overflow, %", "block 0", "block 1",
+                     "all blocks", "others", "step 8/8  loss "):
             self.assertIn(text, self.out)
         line = next(line for line in self.out.splitlines() if line.startswith("  block 1"))
         figures = [self.reducer(self.base["groups"][1], "native", scaling) for scaling in ("auto", "pre", "post")]
-        expected = (["%.2f" % one["snr_db"] for one in figures] + ["%.4f" % (100 * one["underflow"]) for one in figures] +
+        expected = (["%.2f" % one["snr_db"] for one in figures] +
+                    ["%.4f" % (100 * one["underflow"]) for one in figures] +
                     ["%.4f" % (100 * one["overflow"]) for one in figures] + ["%.5f" % figures[0]["mu"]])
         self.assertEqual(line.split()[2:], expected)
 
@@ -300,9 +304,9 @@ class Ablate(unittest.TestCase):
         for arguments in (["ablate", "allreduce", "--help"], ["help", "ablate", "allreduce"]):
             code, out, _ = run(*arguments)
             self.assertEqual(code, 0)
-            for text in ("--ranks", "--ablate-steps", "--measure-steps", "--wire-dtype", "--saturation-threshold", "--backoff",
-                         "--growth-steps", "--mu-initial", "--mu-min", "--mu-max", "--scratch", "--json", "--output",
-                         "--title", "--num-layers", "--load", "--config", "Presets: ", "Exit codes: "):
+            for text in ("--ranks", "--ablate-steps", "--measure-steps", "--wire-dtype", "--saturation-threshold",
+                         "--backoff", "--growth-steps", "--mu-initial", "--mu-min", "--mu-max", "--scratch", "--json",
+                         "--output", "--title", "--num-layers", "--load", "--config", "Presets: ", "Exit codes: "):
                 self.assertIn(text, out)
             for text in ("--save DIR", "--tensorboard-dir", "--device", "--global-batch-size", "--eval-iters"):
                 self.assertNotIn(text, out)
@@ -336,7 +340,8 @@ class Ablate(unittest.TestCase):
             (["--backoff", "1"], "--backoff is '1', expected a number from 1e-06 to 0.999999"),
             (["--growth-steps", "0.5"], "--growth-steps is '0.5'"),
             (["--mu-initial", "0"], "--mu-initial is '0'"),
-            (["--mu-initial", "32"], "--mu-initial is 32, expected a number from --mu-min, 1.52587891e-05, to --mu-max, 16"),
+            (["--mu-initial", "32"],
+             "--mu-initial is 32, expected a number from --mu-min, 1.52587891e-05, to --mu-max, 16"),
             (["--mu-min", "2"], "--mu-initial is 1, expected a number from --mu-min, 2,"),
             (["--json", ""], "--json is empty"),
             (["--scratch", ""], "--scratch is empty"),
@@ -393,8 +398,8 @@ class Ablate(unittest.TestCase):
         self.nothing_left()
 
     def test_a_signal_leaves_nothing(self):
-        arguments = [FP8LM, "ablate", "allreduce", "--data-path", "t", *MODEL, "--ranks", "2", "--train-iters", "100000",
-                     "--log-interval", "1", "--json", "s.json", "--output", "s.html"]
+        arguments = [FP8LM, "ablate", "allreduce", "--data-path", "t", *MODEL, "--ranks", "2",
+                     "--train-iters", "100000", "--log-interval", "1", "--json", "s.json", "--output", "s.html"]
         process = subprocess.Popen(arguments, cwd=self.folder, stdout=subprocess.PIPE)
         for line in process.stdout:
             if line.startswith(b"step 1/"):

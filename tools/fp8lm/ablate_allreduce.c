@@ -41,6 +41,8 @@ typedef struct run {
   fp8lm_simulated_ranks *ranks;
   fp8lm_replacement json;
   fp8lm_replacement page;
+  // Steps of what was loaded.
+  int64_t first_step;
   // Of the last step.
   double loss;
   fp8lm_ablate_results results;
@@ -197,6 +199,7 @@ static int open_model(run *now) {
   if (fp8lm_trainer_create(&now->trainer, settings, &alone) != FP8CORE_OK) return failed();
   if (!settings->load) return FP8LM_EXIT_SUCCESS;
   if (fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK) return failed_at(settings->load);
+  now->first_step = now->trainer.step;
   if (now->trainer.step + now->own.steps > settings->train_iters) {
     char text[PATH_MAX + 128];
     (void)snprintf(text, sizeof(text),
@@ -593,7 +596,8 @@ static void write_json(FILE *json, const run *now) {
   fp8lm_train_settings_write(json, &now->settings, 0);
   fputs(",\n\"ablation\": ", json);
   put_own_options(json, &now->own);
-  fprintf(json, ",\n\"step\": %" PRId64 ", \"skipped_steps\": %" PRId64, now->trainer.step, now->trainer.skipped_steps);
+  fprintf(json, ",\n\"first_step\": %" PRId64 ", \"step\": %" PRId64 ", \"skipped_steps\": %" PRId64, now->first_step,
+          now->trainer.step, now->trainer.skipped_steps);
   put_real(json, "loss", now->loss);
   fputs(",\n\"auto\": [\n", json);
   for (int i = 0; i < FP8LM_ABLATE_ALGORITHMS; i++) {
@@ -632,10 +636,10 @@ static fp8core_status write_page(FILE *stream, const run *now) {
     return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "no memory for the options");
   }
   (void)snprintf(summary, sizeof(summary),
-                 "A model of %.40s with %" PRId64 " blocks of width %" PRId64 ", trained in %s for %" PRId64
-                 " steps of %" PRId64 " ranks, each with %" PRId64 " x %" PRId64
-                 " tokens; loss %.4f. All ranks' gradients "
-                 "of the last %" PRId64 " steps were reduced in FP8 (%s); the figures are of the last %" PRId64 ".",
+                 "A model of preset %.40s with %" PRId64 " blocks of width %" PRId64 ", trained in %s to step %" PRId64
+                 "; %" PRId64 " ranks, each with %" PRId64 " x %" PRId64
+                 " tokens a step; loss %.4f. All ranks' gradients of the last %" PRId64
+                 " steps were reduced in FP8 (%s); the figures are of the last %" PRId64 ".",
                  settings->preset, settings->num_layers, settings->hidden_size, fp8lm_train_precision_name(settings),
                  now->trainer.step, own->ranks, settings->micro_batch_size, settings->seq_length, now->loss, own->steps,
                  fp8core_dtype_name(own->gradient.wire_dtype), own->measured_steps);

@@ -268,7 +268,7 @@ static void choose_range(const fp8lm_chart *chart, axis *y) {
   if (chart->from_zero && y->low > 0.0) y->low = 0.0;
   double range = y->high - y->low;
   if (range < 1e-9 * fmax(fabs(y->low), fabs(y->high)) || range < 1e-90)
-    range = fmax(0.1 * fmax(fabs(y->low), fabs(y->high)), 1e-6);
+    range = fmax(0.1 * fmax(fabs(y->low), fabs(y->high)), chart->percent ? 0.001 : 1e-6);
   if (!(chart->from_zero && y->low == 0.0)) y->low -= 0.05 * range;
   y->high = fmax(y->high, y->low + range) + 0.05 * range;
 }
