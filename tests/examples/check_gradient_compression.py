@@ -26,7 +26,8 @@ CLEANED = re.compile(r'^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|FP8COMM_.
 
 def clean_environment(**extra):
     environment = {name: value for name, value in os.environ.items() if not CLEANED.match(name)}
-    return {**environment, **extra}
+    # No files beside the sources.
+    return {**environment, 'PYTHONDONTWRITEBYTECODE': '1', **extra}
 
 
 def skip(message):
@@ -97,6 +98,8 @@ def check_report(output, ranks):
 def mpirun(*words):
     # Ranks wait for each other without keeping others from the cores.
     settings = {'OMPI_MCA_mpi_yield_when_idle': '1', 'OMPI_MCA_hwloc_base_binding_policy': 'none',
+                # Containers may not let processes read each other's memory, of which Open MPI would complain.
+                'OMPI_MCA_btl_vader_single_copy_mechanism': 'none',
                 # What Open MPI itself leaks at the end is not this project's.
                 'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':detect_leaks=0'}
     return program(['mpirun', *(OPEN_MPI_FLAGS if OPEN_MPI else []), *map(str, words)], **settings)
@@ -280,6 +283,7 @@ def check_bindings(fp8comm, library):
 
 def check_ddp(folder, library, other_version):
     sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True
     try:
         import fp8comm
     except ImportError as missing:

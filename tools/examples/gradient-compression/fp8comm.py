@@ -10,9 +10,10 @@ gradient on the wire, a scale of its own for every parameter.
     if state.report().nonfinite_tensors == 0:               # the same on every rank
         optimizer.step()
 
-Gradients in host memory: FP32, BF16 or FP16. The libraries are those that FP8COMM_LIBRARY and FP8CORE_LIBRARY name, else
-those that the loader finds. What they refuse is an Error with the library's message; within backward() also a rank that is
-gone or silent, which PyTorch makes a RuntimeError of. The process can then only end, or start again with all ranks.
+Gradients in host memory: FP32, BF16 or FP16. The libraries are those that FP8COMM_LIBRARY and FP8CORE_LIBRARY name,
+else those that the loader finds. What they refuse is an Error with the library's message; so is a rank that is gone or
+silent. PyTorch makes a RuntimeError of it where backward() meets it; the process can then only end, or start again with
+all ranks.
 """
 import concurrent.futures
 import ctypes
@@ -40,8 +41,8 @@ class Error(RuntimeError):
         self.status = status
 
 
-# The structs of fp8core/context.h, fp8core/tensor.h, fp8comm/communicator.h and fp8comm/gradient.h. The library compares
-# each `size` with its own.
+# The structs of fp8core/context.h, fp8core/tensor.h, fp8comm/communicator.h and fp8comm/gradient.h. The library
+# compares each `size` with its own.
 class Device(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("index", ctypes.c_int)]
 
@@ -73,14 +74,16 @@ class GradientOptions(ctypes.Structure):
 
 
 class GradientResult(ctypes.Structure):
-    _fields_ = [("nonfinite_tensors", ctypes.c_int64), ("nonfinite_rank", ctypes.c_int), ("bytes_sent", ctypes.c_uint64)]
+    _fields_ = [("nonfinite_tensors", ctypes.c_int64), ("nonfinite_rank", ctypes.c_int),
+                ("bytes_sent", ctypes.c_uint64)]
 
 
 class GradientStatistics(ctypes.Structure):
     _fields_ = [("elements", ctypes.c_int64), ("saturated_in_cast", ctypes.c_uint64),
-                ("saturated_in_sum", ctypes.c_uint64), ("flushed_to_zero", ctypes.c_uint64), ("nonfinite", ctypes.c_int),
-                ("amax", ctypes.c_float), ("wire_scale", ctypes.c_float), ("mean_scale", ctypes.c_float),
-                ("mu", ctypes.c_double), ("next_mu", ctypes.c_double), ("snr_db", ctypes.c_double)]
+                ("saturated_in_sum", ctypes.c_uint64), ("flushed_to_zero", ctypes.c_uint64),
+                ("nonfinite", ctypes.c_int), ("amax", ctypes.c_float), ("wire_scale", ctypes.c_float),
+                ("mean_scale", ctypes.c_float), ("mu", ctypes.c_double), ("next_mu", ctypes.c_double),
+                ("snr_db", ctypes.c_double)]
 
 
 ALL_GATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -96,7 +99,7 @@ def _open(path, advice):
 def load_library(path=None):
     """The functions of both libraries, with their signatures. `path` is that of libfp8comm.so."""
     path = path or os.environ.get("FP8COMM_LIBRARY") or f"libfp8comm.so.{API_VERSION}"
-    # Where the loader does not know the folder, it would not find what libfp8comm needs; it takes what is loaded already.
+    # Where the loader does not know the folder, it would not find what libfp8comm needs; but it takes what is loaded.
     core = os.environ.get("FP8CORE_LIBRARY")
     neighbour = os.path.join(os.path.dirname(path), f"libfp8core.so.{API_VERSION}")
     if core or (os.path.dirname(path) and os.path.exists(neighbour)):
@@ -151,8 +154,8 @@ class Communicator:
             try:
                 parts = all_gather(ctypes.string_at(send, count))
                 if [len(part) for part in parts] != [count] * size:
-                    raise ValueError(f"all_gather gave {[len(part) for part in parts]} bytes, expected {count} of each of "
-                                     f"{size} ranks")
+                    raise ValueError(f"all_gather gave {[len(part) for part in parts]} bytes, expected {count} of each "
+                                     f"of {size} ranks")
                 ctypes.memmove(receive, b"".join(parts), count * size)
                 return 0
             except Exception as error:
@@ -232,8 +235,8 @@ class Reducer:
     """The mean over all ranks of a list of tensors, whose numbers of elements are given. Collective."""
 
     def __init__(self, communicator, context, elements, *, algorithm="two-shot", scaling="auto", wire_dtype="e4m3",
-                 buckets_in_flight=2, bucket_bytes=25 << 20, saturation_threshold=1e-5, backoff=0.5, growth_steps=1000.0,
-                 mu_initial=1.0, mu_min=2.0 ** -16, mu_max=16.0, measure_snr=False):
+                 buckets_in_flight=2, bucket_bytes=25 << 20, saturation_threshold=1e-5, backoff=0.5,
+                 growth_steps=1000.0, mu_initial=1.0, mu_min=2.0 ** -16, mu_max=16.0, measure_snr=False):
         self._handle = ctypes.c_void_p()
         # Both must outlive the reducer.
         self._communicator, self._context = communicator, context
@@ -252,12 +255,14 @@ class Reducer:
             (ctypes.c_int64 * len(self.elements))(*self.elements), ctypes.byref(options)))
 
     def all_reduce(self, tensors):
-        """Puts the mean of each torch tensor in its place. Each must be dense; the order of its memory is what counts."""
+        """Puts the mean of each torch tensor in its place. Each must be dense; the order of its memory counts."""
         if tuple(tensor.numel() for tensor in tensors) != self.elements:
-            raise ValueError(f"tensors have {[tensor.numel() for tensor in tensors]} elements, expected {self.elements}")
+            raise ValueError(f"tensors have {[tensor.numel() for tensor in tensors]} elements, expected "
+                             f"{self.elements}")
         for tensor in tensors:
             if tensor.dtype not in DTYPES or tensor.device.type != "cpu":
-                raise ValueError(f"a gradient is {tensor.dtype} on {tensor.device}, expected FP32, BF16 or FP16 on the CPU")
+                raise ValueError(f"a gradient is {tensor.dtype} on {tensor.device}, expected FP32, BF16 or FP16 on the "
+                                 "CPU")
         described = (Tensor * len(tensors))(*[
             Tensor(data=tensor.data_ptr(), dtype=DTYPES[tensor.dtype], dimensions=1, shape=(tensor.numel(),))
             for tensor in tensors])
@@ -301,8 +306,8 @@ class Report:
     # Values of all ranks that saturated, in the cast or in the sum, and that became 0.
     saturated: int = 0
     flushed_to_zero: int = 0
-    # Tensors with an infinity or a NaN on some rank: their gradient is now NaN on all. The lowest of these ranks; -1: none,
-    # or unknown (algorithms "fp32" and "bf16").
+    # Tensors with an infinity or a NaN on some rank: their gradient is now NaN on all. The lowest of these ranks; -1:
+    # none, or unknown (algorithms "fp32" and "bf16").
     nonfinite_tensors: int = 0
     nonfinite_rank: int = -1
     # The lowest signal-to-noise ratio of a tensor, against a mean in FP32; infinity unless `measure_snr` was asked for.
@@ -312,9 +317,10 @@ class Report:
 class HookState:
     """What fp8_compress_hook() keeps between steps, for one DistributedDataParallel. Collective over the process group.
 
-    A thread of its own makes all calls of the library, in the order in which the buckets came, which is the same on every
-    rank: a bucket travels while backward() computes the next one. `options` are those of Reducer. One reducer a bucket,
-    made when it first comes; DistributedDataParallel packs its buckets anew after the first step, and these get new ones.
+    A thread of its own makes all calls of the library, in the order in which the buckets came, which is the same on
+    every rank: a bucket travels while backward() computes the next one. `options` are those of Reducer. One reducer a
+    bucket, made when it first comes; DistributedDataParallel packs its buckets anew after the first step, and these get
+    new ones.
     """
 
     def __init__(self, process_group=None, timeout_seconds=60.0, threads=None, library=None, **options):
@@ -344,7 +350,8 @@ class HookState:
         report.nonfinite_tensors += result.nonfinite_tensors
         if result.nonfinite_rank >= 0:
             known = report.nonfinite_rank >= 0
-            report.nonfinite_rank = min(report.nonfinite_rank, result.nonfinite_rank) if known else result.nonfinite_rank
+            lowest = min(report.nonfinite_rank, result.nonfinite_rank)
+            report.nonfinite_rank = lowest if known else result.nonfinite_rank
         for one in reducer.statistics():
             report.elements += one.elements
             report.saturated += one.saturated_in_cast + one.saturated_in_sum

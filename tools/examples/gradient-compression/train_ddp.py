@@ -1,8 +1,8 @@
-"""Trains a small character-level transformer in several processes with DistributedDataParallel, three times from the same
-start: as PyTorch does it (FP32 over gloo), with gradients through libfp8comm in FP32, and with one byte a gradient on the
-wire. Shows loss against loss and bytes against bytes; exits with 1 where the losses part.
+"""Trains a small character-level transformer in several processes with DistributedDataParallel, three times from the
+same start: as PyTorch does it (FP32 over gloo), with gradients through libfp8comm in FP32, and with one byte a gradient
+on the wire. Shows loss against loss and bytes against bytes; exits with 1 where the losses part.
 
-    torchrun --nproc-per-node 2 train_ddp.py                # FP8COMM_LIBRARY=.../libfp8comm.so where it is not installed
+    torchrun --nproc-per-node 2 train_ddp.py            # FP8COMM_LIBRARY=.../libfp8comm.so where it is not installed
 
 Exits with 77 where PyTorch is missing.
 """
@@ -136,20 +136,22 @@ def on_all_ranks(weights):
 def print_bytes(elements, fp8, fp32):
     ranks = torch.distributed.get_world_size()
     print(f"bytes that rank 0 sent in the last step, for {elements} gradients in {fp8.buckets} buckets:")
-    print(f"  FP8 by libfp8comm  {fp8.bytes_sent:9}   {fp8.bytes_sent / elements:.2f} a gradient, counted by the transport")
+    print(f"  FP8 by libfp8comm  {fp8.bytes_sent:9}   {fp8.bytes_sent / elements:.2f} a gradient, counted by the "
+          "transport")
     print(f"  FP32 by libfp8comm {fp32.bytes_sent:9}   {fp32.bytes_sent / elements:.2f}, likewise")
     least = 8 * (ranks - 1) / ranks
-    print(f"  FP32 by gloo       {least * elements:9.0f}   {least:.2f} at least: 2 (N - 1) / N numbers of 4 bytes a gradient; "
-          "gloo does not count")
+    print(f"  FP32 by gloo       {least * elements:9.0f}   {least:.2f} at least: 2 (N - 1) / N numbers of 4 bytes a "
+          "gradient; gloo does not count")
 
 
 def main():
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
     parser = argparse.ArgumentParser(description="see the head of this file")
     parser.add_argument("library", nargs="?", help="path of libfp8comm.so; else FP8COMM_LIBRARY, else the loader's")
-    parser.add_argument("--text", default=os.path.join(root, "data", "kjv.txt.xz"), help="of at least 10,000 bytes, may be xz")
+    parser.add_argument("--text", default=os.path.join(root, "data", "kjv.txt.xz"),
+                        help="of at least 10,000 bytes, may be xz")
     parser.add_argument("--steps", type=int, default=150, help=f"a multiple of {WINDOW}")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds until a rank that does nothing is given up")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds until a silent rank is given up")
     parser.add_argument("--nan", type=int, nargs=2, metavar=("RANK", "STEP"), help="where a loss becomes NaN")
     arguments = parser.parse_args()
     if arguments.steps < WINDOW or arguments.steps % WINDOW:
@@ -184,7 +186,8 @@ def main():
     ) if not holds]
     if rank == 0:
         print(f"libfp8comm {library.fp8comm_version().decode()}, torch {torch.__version__}, "
-              f"{torch.distributed.get_world_size()} ranks, {fp8.reducers_created} reducers made for {last.buckets} buckets")
+              f"{torch.distributed.get_world_size()} ranks, {fp8.reducers_created} reducers made for {last.buckets} "
+              "buckets")
         print(" steps   FP32 over gloo   FP32 over libfp8comm   FP8 over libfp8comm   saturated   became 0")
         values = elements * WINDOW * torch.distributed.get_world_size()
         for i, losses in enumerate(zip(*(curve.tolist() for curve in curves))):
