@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device.h"
 #include "fp8core/version.h"
 #include "internal.h"
 #include "threads.h"
@@ -57,6 +58,7 @@ static fp8comm_shared *new_shared(int rank, int size) {
 
 static void release_shared(fp8comm_shared *shared) {
   if (shared->references > 0) return;
+  fp8comm_device_close(shared);
   if (shared->endpoint) shared->endpoint->transport->destroy(shared->endpoint);
   free(shared->answered);
   free(shared);
@@ -236,12 +238,14 @@ static fp8core_status join(fp8comm_communicator *parent, int color, member *memb
     if (members[i].rank == parent->rank) rank = i;
     ranks[i] = parent->endpoint_ranks ? parent->endpoint_ranks[members[i].rank] : members[i].rank;
   }
-  const fp8core_status status = new_communicator(parent->shared, rank, size, parent->timeout_seconds, communicator);
-  if (status == FP8CORE_OK) {
-    (*communicator)->endpoint_ranks = ranks;
-  } else {
+  fp8core_status status = new_communicator(parent->shared, rank, size, parent->timeout_seconds, communicator);
+  if (status != FP8CORE_OK) {
     free(ranks);
+    return status;
   }
+  (*communicator)->endpoint_ranks = ranks;
+  status = fp8comm_device_inherit(*communicator, parent);
+  if (status != FP8CORE_OK) fp8comm_communicator_destroy(communicator);
   return status;
 }
 
@@ -287,8 +291,10 @@ void fp8comm_communicator_destroy(fp8comm_communicator **communicator) {
     free(one->steps);
     free(one->pending);
     free(one->scratch);
+    fp8comm_device_free(one);
     free(one);
   }
+  fp8comm_device_leave(gone);
   free(gone->endpoint_ranks);
   free(gone->sent);
   free(gone->received);
