@@ -92,18 +92,12 @@ static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 static fp8comm_parts parts_of_all(const fp8comm_communicator *communicator, size_t count) {
   const size_t size = (size_t)communicator->size;
-  fp8comm_parts parts;
-  memset(&parts, 0, sizeof(parts));
-  parts.count = count;
-  parts.part = (count + size - 1) / size;
+  const fp8comm_parts parts = {count, (count + size - 1) / size, NULL};
   return parts;
 }
 
 static fp8comm_parts parts_of_each(const fp8comm_communicator *communicator, size_t count) {
-  fp8comm_parts parts;
-  memset(&parts, 0, sizeof(parts));
-  parts.count = count * (size_t)communicator->size;
-  parts.part = count;
+  const fp8comm_parts parts = {count * (size_t)communicator->size, count, NULL};
   return parts;
 }
 

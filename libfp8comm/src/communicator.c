@@ -217,7 +217,7 @@ static fp8core_status gather_members(fp8comm_communicator *parent, int color, in
   memset(&header, 0, sizeof(header));
   header.operation = FP8COMM_OPERATION_SPLIT;
   FP8COMM_TRY(fp8comm_request_begin(parent, &header, &request));
-  const fp8comm_parts parts = {(size_t)parent->size, 1};
+  const fp8comm_parts parts = {(size_t)parent->size, 1, NULL};
   const member own = {color, key, parent->rank, parent->shared->next_id};
   members[parent->rank] = own;
   fp8comm_build_all_gather(request, &parts, sizeof(*members), members);

@@ -362,13 +362,10 @@ static void introduce(const fp8comm_communicator *communicator, fp8comm_path wan
 static fp8core_status gather(fp8comm_communicator *communicator, introduction *all) {
   fp8comm_header header;
   fp8comm_request *request;
-  fp8comm_parts parts;
+  const fp8comm_parts parts = {(size_t)communicator->size, 1, NULL};
   memset(&header, 0, sizeof(header));
   header.operation = FP8COMM_OPERATION_USE_DEVICE;
   FP8COMM_TRY(fp8comm_request_begin(communicator, &header, &request));
-  memset(&parts, 0, sizeof(parts));
-  parts.count = (size_t)communicator->size;
-  parts.part = 1;
   fp8comm_build_all_gather(request, &parts, sizeof(*all), all);
   FP8COMM_TRY(fp8comm_request_start(&request));
   return fp8comm_request_wait(&request);

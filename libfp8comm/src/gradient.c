@@ -73,8 +73,13 @@ struct fp8comm_gradient_reducer {
   int scaled;
   int64_t tensor_count;
   fp8comm_gradient_tensor *tensors;
+  // The tensors of each bucket by their offset.
+  int64_t *order;
   int64_t bucket_count;
   gradient_bucket *buckets;
+  // Whether means are for their owners only; where each rank's part begins, in each bucket.
+  int owned;
+  size_t *begins;
   int slot_count;
   gradient_slot *slots;
   uint64_t tickets;
@@ -94,6 +99,16 @@ static size_t maximum(size_t one, size_t other) { return one > other ? one : oth
 
 static fp8comm_gradient_tensor *tensor_of(const gradient_slot *slot, int64_t index) {
   return &slot->reducer->tensors[slot->bucket->first + index];
+}
+
+// The one that is `place`-th in the bucket's memory.
+static fp8comm_gradient_tensor *tensor_in_order(const gradient_slot *slot, int64_t place) {
+  return &slot->reducer->tensors[slot->reducer->order[slot->bucket->first + place]];
+}
+
+// Whether this rank gets the tensor's mean.
+static int is_for(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return tensor->owner < 0 || tensor->owner == reducer->communicator->rank;
 }
 
 static size_t own_begin(const gradient_slot *slot) {
@@ -123,12 +138,12 @@ static fp8core_status convert(const gradient_slot *slot, void *out, fp8core_dtyp
   return fp8core_cast(slot->reducer->context, &options, &source, &target);
 }
 
-// The index in the bucket of the tensor that holds this element; one without elements holds none.
+// The place in the bucket of the tensor that holds this element; one without elements holds none.
 static int64_t tensor_at(const gradient_slot *slot, size_t element) {
   int64_t low = 0, high = slot->bucket->count - 1;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
-    if (tensor_of(slot, middle)->offset <= element) {
+    if (tensor_in_order(slot, middle)->offset <= element) {
       low = middle;
     } else {
       high = middle - 1;
@@ -194,7 +209,7 @@ static fp8core_status native_add(void *data, void *sum, const void *in, size_t o
   const size_t begin = own_begin(slot) + offset, end = begin + count;
   unsigned char *codes = sum;
   for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
-    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
     if (tensor->offset >= end) break;
     fp8core_cast_statistics statistics = {0, 0, 0, 0};
     size_t from;
@@ -273,7 +288,7 @@ static const fp8comm_reducer squares_rule = {
 
 static fp8comm_parts exchange_parts(const fp8comm_communicator *communicator, size_t count) {
   const size_t size = (size_t)communicator->size;
-  const fp8comm_parts parts = {count, (count + size - 1) / size};
+  const fp8comm_parts parts = {count, (count + size - 1) / size, NULL};
   return parts;
 }
 
@@ -423,6 +438,11 @@ static void update_mu(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_
   statistics->next_mu = tensor->mu;
 }
 
+// Whether the mean is rounded to what travels, or would: an owner writes other formats from the sum.
+static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
+}
+
 // The mean of this rank's part, as it travels; and what the counts of all ranks tell.
 static fp8core_status requantise(void *data) {
   gradient_slot *slot = data;
@@ -449,7 +469,7 @@ static fp8core_status requantise(void *data) {
     tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
-    if (elements == 0 || native || statistics->nonfinite) continue;
+    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor)) continue;
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
     fp8core_tensor codes = vector(code_at(slot, from), reducer->wire, elements);
     mean.scale_inverse = &tensor->sum_scale_inverse;
@@ -459,7 +479,7 @@ static fp8core_status requantise(void *data) {
   return FP8CORE_OK;
 }
 
-// Squares of the exact mean, and of what the mean that travels is off by, in this rank's part.
+// Squares of the exact mean, and of what the mean that travels, or an owner has, is off by, in this rank's part.
 static fp8core_status compare(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
@@ -471,14 +491,20 @@ static fp8core_status compare(void *data) {
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
     record->signal = record->noise = 0;
-    if (tensor->statistics.nonfinite) continue;
+    if (tensor->statistics.nonfinite || elements == 0) continue;
+    const int codes = reducer->options.algorithm == FP8COMM_NATIVE || is_requantised(reducer, tensor);
+    const double scale = (double)(codes ? tensor->statistics.mean_scale : tensor->sum_scale);
     for (size_t done = 0; done < elements; done += CHUNK) {
       const size_t part = minimum(CHUNK, elements - done);
       const float *exact = slot->exact + (from - begin + done);
-      FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, code_at(slot, from + done), reducer->wire, part, NULL));
+      const float *mean = slot->sum + (from - begin + done);
+      if (codes) {
+        FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, code_at(slot, from + done), reducer->wire, part, NULL));
+        mean = slot->chunk;
+      }
       for (size_t j = 0; j < part; j++) {
         const double right = (double)exact[j] / ranks;
-        const double off = (double)slot->chunk[j] / (double)tensor->statistics.mean_scale - right;
+        const double off = (double)mean[j] / scale - right;
         record->signal += right * right;
         record->noise += off * off;
       }
@@ -490,22 +516,28 @@ static fp8core_status compare(void *data) {
 static fp8core_status unpack(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
     const fp8core_tensor *output = &tensor->output;
-    unsigned char *codes = code_at(slot, tensor->offset);
+    tensor->statistics.snr_db = NAN;
+    if (reducer->options.measure_snr && slot->squares[i].signal > 0)
+      tensor->statistics.snr_db = 10 * log10(slot->squares[i].signal / slot->squares[i].noise);
+    if (!is_for(reducer, tensor)) continue;
+    // What an owner has not rounded to the wire's format, nor needs to, is still a sum.
+    const int codes = native || tensor->statistics.nonfinite || is_requantised(reducer, tensor);
     if (tensor->statistics.nonfinite) {
       const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
       for (int64_t j = 0; j < tensor->elements; j++)
-        memcpy(codes + (size_t)j * reducer->element, &nan, reducer->element);
+        memcpy(code_at(slot, tensor->offset + (size_t)j), &nan, reducer->element);
     }
     fp8core_tensor mean = *output, target = *output;
-    mean.data = codes;
-    mean.dtype = reducer->wire;
+    mean.data = codes ? (void *)code_at(slot, tensor->offset) : slot->sum + (tensor->offset - own_begin(slot));
+    mean.dtype = codes ? reducer->wire : FP8CORE_FP32;
     mean.row_stride = 0;
     mean.scale = NULL;
     mean.amax = NULL;
-    mean.scale_inverse = &tensor->mean_scale_inverse;
+    mean.scale_inverse = codes ? &tensor->mean_scale_inverse : &tensor->sum_scale_inverse;
     target.scale = target.scale_inverse = NULL;
     if (reducer->scaled && output->dtype == reducer->wire) {
       // The codes themselves; what they stand for raises the amax.
@@ -518,9 +550,6 @@ static fp8core_status unpack(void *data) {
     fp8core_cast_options options = fp8core_cast_options_default();
     options.saturate = 0;
     FP8COMM_TRY(fp8core_cast(reducer->context, &options, &mean, &target));
-    tensor->statistics.snr_db = NAN;
-    if (reducer->options.measure_snr && slot->squares[i].signal > 0)
-      tensor->statistics.snr_db = 10 * log10(slot->squares[i].signal / slot->squares[i].noise);
   }
   return FP8CORE_OK;
 }
@@ -547,7 +576,7 @@ static void build(gradient_slot *slot) {
     fp8comm_add_call(request, compare, slot);
     build_exchange(slot, &squares_rule, slot->squares, count_of);
   }
-  fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
+  if (!reducer->owned) fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
   fp8comm_add_call(request, unpack, slot);
 }
 
@@ -591,6 +620,8 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   options->mu_min = given->mu_min;
   options->mu_max = given->mu_max;
   options->measure_snr = given->measure_snr != 0;
+  options->owners = given->owners;
+  options->bucket_of = given->bucket_of;
   if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
     return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
   if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
@@ -600,6 +631,8 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
                            (int)options->wire_dtype);
   if (options->buckets_in_flight < 1 || options->buckets_in_flight > 64)
     return fp8comm_invalid("buckets_in_flight is %d, expected 1 to 64", options->buckets_in_flight);
+  // Packed by hand, it says nothing.
+  if (options->bucket_of) options->bucket_bytes = fp8comm_gradient_options_default().bucket_bytes;
   if (options->bucket_bytes < 1)
     return fp8comm_invalid("bucket_bytes is %lld, expected at least 1", (long long)options->bucket_bytes);
   if (!(options->saturation_threshold >= 0 && options->saturation_threshold <= 1))
@@ -615,6 +648,22 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   return FP8CORE_OK;
 }
 
+// The two that have an entry a tensor.
+static fp8core_status check_lists(const fp8comm_gradient_options *options, int64_t tensors, int ranks) {
+  for (int64_t i = 0; i < tensors; i++) {
+    if (options->owners && (options->owners[i] < 0 || options->owners[i] >= ranks))
+      return fp8comm_invalid("owners[%lld] is %d, expected a rank, 0 to %d", (long long)i, options->owners[i],
+                             ranks - 1);
+    if (!options->bucket_of) continue;
+    const int bucket = options->bucket_of[i], before = i > 0 ? options->bucket_of[i - 1] : 0;
+    if (i == 0 && bucket != 0) return fp8comm_invalid("bucket_of[0] is %d, expected 0", bucket);
+    if (bucket != before && bucket != (int64_t)before + 1)
+      return fp8comm_invalid("bucket_of[%lld] is %d, expected %d or %d after the %d before it", (long long)i, bucket,
+                             before, before + 1, before);
+  }
+  return FP8CORE_OK;
+}
+
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
   const unsigned char *at = data;
   for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * UINT64_C(0x100000001b3);
@@ -624,43 +673,84 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
 // Of all that ranks must have in common.
 static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
   const fp8comm_gradient_options *options = &reducer->options;
-  const int integers[] = {(int)options->algorithm, (int)options->scaling, (int)options->wire_dtype,
-                          options->buckets_in_flight, options->measure_snr};
+  const int integers[] = {(int)options->algorithm,    (int)options->scaling, (int)options->wire_dtype,
+                          options->buckets_in_flight, options->measure_snr,  reducer->owned};
   const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
                             options->mu_initial,           options->mu_min,  options->mu_max,
                             (double)options->bucket_bytes};
   uint64_t hash = hash_bytes(UINT64_C(0xcbf29ce484222325), integers, sizeof(integers));
   hash = hash_bytes(hash, numbers, sizeof(numbers));
-  for (int64_t i = 0; i < reducer->tensor_count; i++)
+  for (int64_t i = 0; i < reducer->tensor_count; i++) {
     hash = hash_bytes(hash, &reducer->tensors[i].elements, sizeof(int64_t));
+    hash = hash_bytes(hash, &reducer->tensors[i].owner, sizeof(int));
+  }
+  for (int64_t i = 0; i < reducer->bucket_count; i++)
+    hash = hash_bytes(hash, &reducer->buckets[i].first, sizeof(int64_t));
   // Folded, as messages print the lower half.
   return hash ^ hash >> 32;
 }
 
 static void plan_buckets(fp8comm_gradient_reducer *reducer) {
   const size_t most = (size_t)reducer->options.bucket_bytes / reducer->element;
-  const size_t ranks = (size_t)reducer->communicator->size;
+  const int *bucket_of = reducer->options.bucket_of;
   gradient_bucket *last = NULL;
   reducer->bucket_count = 0;
   for (int64_t i = 0; i < reducer->tensor_count; i++) {
-    fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
-    const size_t elements = (size_t)tensor->elements;
-    // The second condition: at least one tensor each.
-    if (!last || (last->elements + elements > most && last->count > 0)) {
+    const size_t elements = (size_t)reducer->tensors[i].elements;
+    // The last condition: at least one tensor each.
+    if (!last || (bucket_of ? bucket_of[i] != bucket_of[i - 1] : last->elements + elements > most && last->count > 0)) {
       last = &reducer->buckets[reducer->bucket_count++];
       memset(last, 0, sizeof(*last));
       last->first = i;
     }
-    tensor->offset = last->elements;
     last->elements += elements;
     last->count++;
   }
-  for (int64_t i = 0; i < reducer->bucket_count; i++) {
-    gradient_bucket *one = &reducer->buckets[i];
-    const size_t part = (one->elements + ranks - 1) / ranks;
-    one->parts.count = one->elements;
-    one->parts.part = (part + PART_ELEMENTS - 1) / PART_ELEMENTS * PART_ELEMENTS;
+}
+
+// One tensor after the other; every rank owns as many elements.
+static void divide(fp8comm_gradient_reducer *reducer, gradient_bucket *bucket) {
+  const size_t ranks = (size_t)reducer->communicator->size;
+  const size_t part = (bucket->elements + ranks - 1) / ranks;
+  size_t offset = 0;
+  for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+    reducer->order[i] = i;
+    reducer->tensors[i].offset = offset;
+    offset += (size_t)reducer->tensors[i].elements;
   }
+  bucket->parts.count = bucket->elements;
+  bucket->parts.part = (part + PART_ELEMENTS - 1) / PART_ELEMENTS * PART_ELEMENTS;
+}
+
+// Tensors of one owner after those of the other: a sort that counts, with begins[rank] for the rank's next place.
+static void divide_among_owners(fp8comm_gradient_reducer *reducer, gradient_bucket *bucket, size_t *begins) {
+  const int ranks = reducer->communicator->size;
+  const int64_t end = bucket->first + bucket->count;
+  fp8comm_gradient_tensor *tensors = reducer->tensors;
+  size_t place = (size_t)bucket->first, offset = 0;
+  memset(begins, 0, ((size_t)ranks + 1) * sizeof(*begins));
+  for (int64_t i = bucket->first; i < end; i++) begins[tensors[i].owner]++;
+  for (int rank = 0; rank < ranks; rank++) {
+    const size_t count_of = begins[rank];
+    begins[rank] = place;
+    place += count_of;
+  }
+  for (int64_t i = bucket->first; i < end; i++) reducer->order[begins[tensors[i].owner]++] = i;
+  memset(begins, 0, ((size_t)ranks + 1) * sizeof(*begins));
+  for (int64_t i = bucket->first; i < end; i++) {
+    fp8comm_gradient_tensor *tensor = &tensors[reducer->order[i]];
+    tensor->offset = offset;
+    offset += (size_t)tensor->elements;
+    begins[tensor->owner + 1] = offset;
+  }
+  bucket->parts.part = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    // Those that own nothing here begin where the one before ends.
+    begins[rank + 1] = maximum(begins[rank + 1], begins[rank]);
+    bucket->parts.part = maximum(bucket->parts.part, begins[rank + 1] - begins[rank]);
+  }
+  bucket->parts.count = bucket->elements;
+  bucket->parts.begins = begins;
 }
 
 // Where the next buffer lies; NULL while only the size is wanted.
@@ -678,7 +768,7 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
     const gradient_bucket *one = &reducer->buckets[i];
     const size_t count_of = (size_t)one->count;
     elements = maximum(elements, one->elements);
-    part = maximum(part, minimum(one->parts.part, one->elements));
+    part = maximum(part, fp8comm_part_count(&one->parts, communicator->rank));
     tensors = maximum(tensors, count_of);
     staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
     staging = maximum(staging, exchange_bytes(communicator, &bits_rule, count_of + 1));
@@ -721,23 +811,41 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
 static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *elements) {
   const size_t count_of = (size_t)reducer->tensor_count;
   reducer->tensors = calloc(count_of, sizeof(*reducer->tensors));
+  reducer->order = calloc(count_of, sizeof(*reducer->order));
   reducer->buckets = calloc(count_of, sizeof(*reducer->buckets));
-  if (!reducer->tensors || !reducer->buckets)
+  if (!reducer->tensors || !reducer->order || !reducer->buckets)
     return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the tables of %lld tensors",
                                   (long long)reducer->tensor_count);
   for (int64_t i = 0; i < reducer->tensor_count; i++) {
     fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
     tensor->elements = elements[i];
+    tensor->owner = reducer->owned ? reducer->options.owners[i] : -1;
     tensor->mu = reducer->scaled && reducer->options.scaling == FP8COMM_SCALING_AUTO ? reducer->options.mu_initial : 1;
     tensor->statistics.elements = elements[i];
     tensor->statistics.mu = tensor->statistics.next_mu = tensor->mu;
   }
   plan_buckets(reducer);
+  const size_t begins = reducer->owned ? (size_t)reducer->bucket_count * ((size_t)reducer->communicator->size + 1) : 0;
+  if (reducer->owned) {
+    reducer->begins = calloc(begins, sizeof(*reducer->begins));
+    if (!reducer->begins)
+      return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the parts of %lld buckets",
+                                    (long long)reducer->bucket_count);
+  }
+  for (int64_t i = 0; i < reducer->bucket_count; i++) {
+    if (reducer->owned) {
+      divide_among_owners(reducer, &reducer->buckets[i],
+                          reducer->begins + (size_t)i * ((size_t)reducer->communicator->size + 1));
+    } else {
+      divide(reducer, &reducer->buckets[i]);
+    }
+  }
   const int64_t in_flight = reducer->options.buckets_in_flight;
   reducer->slot_count = (int)(in_flight < reducer->bucket_count ? in_flight : reducer->bucket_count);
   reducer->slots = calloc((size_t)reducer->slot_count, sizeof(*reducer->slots));
   if (!reducer->slots) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate buckets");
-  reducer->memory_bytes = sizeof(*reducer) + count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->buckets)) +
+  reducer->memory_bytes = sizeof(*reducer) + begins * sizeof(*reducer->begins) +
+                          count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
                           (size_t)reducer->slot_count * sizeof(*reducer->slots);
   for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
   reducer->digest = digest_of(reducer);
@@ -789,6 +897,7 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
     total += elements[i];
   }
   FP8COMM_TRY(read_options(given, &options));
+  FP8COMM_TRY(check_lists(&options, tensors, communicator->size));
   FP8COMM_TRY(fp8comm_check(communicator));
   fp8comm_gradient_reducer *made = calloc(1, sizeof(*made));
   if (!made) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a reducer");
@@ -801,9 +910,12 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
                : options.algorithm == FP8COMM_BASELINE_FP32 ? FP8CORE_FP32
                                                             : FP8CORE_BF16;
   made->element = fp8core_dtype_size(made->wire);
+  made->owned = options.owners != NULL;
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
   fp8core_status status = make(made, elements);
+  // The caller's, for this call only.
+  made->options.owners = made->options.bucket_of = NULL;
   if (status == FP8CORE_OK) status = agree(made);
   if (status == FP8CORE_OK) {
     *reducer = made;
@@ -822,7 +934,9 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
     free(gone->slots[i].memory);
   }
   free(gone->slots);
+  free(gone->begins);
   free(gone->buckets);
+  free(gone->order);
   free(gone->tensors);
   free(gone);
 }
@@ -866,6 +980,7 @@ static fp8core_status check_bucket_tensors(const fp8comm_gradient_reducer *reduc
   for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
     const fp8core_dtype dtype = outputs[i].dtype;
     FP8COMM_TRY(check_tensor("inputs", i, &inputs[i], reducer->tensors[i].elements));
+    if (!is_for(reducer, &reducer->tensors[i])) continue;
     // What scales it comes with is not looked at.
     fp8core_tensor output = outputs[i];
     output.scale = output.scale_inverse = NULL;
@@ -907,16 +1022,18 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
                          fp8core_tensor *outputs) {
   for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
-    const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
     const double mu = tensor->mu;
     tensor->input = inputs[i];
     // Its scale may be the one that this step is going to write: what it is now counts.
     tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
     tensor->input.scale_inverse = &tensor->input_scale_inverse;
     tensor->input.amax = NULL;
-    outputs[i].scale = narrow ? &tensor->output_scale : NULL;
-    outputs[i].scale_inverse = narrow ? &tensor->output_scale_inverse : NULL;
-    tensor->output = outputs[i];
+    if (is_for(reducer, tensor)) {
+      const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
+      outputs[i].scale = narrow ? &tensor->output_scale : NULL;
+      outputs[i].scale_inverse = narrow ? &tensor->output_scale_inverse : NULL;
+      tensor->output = outputs[i];
+    }
     memset(&tensor->statistics, 0, sizeof(tensor->statistics));
     tensor->statistics.elements = tensor->elements;
     tensor->statistics.mu = tensor->statistics.next_mu = mu;

@@ -8,6 +8,8 @@ typedef struct fp8comm_gradient_tensor {
   int64_t elements;
   // Of its first element in the bucket.
   size_t offset;
+  // The rank that its mean is for; -1: all.
+  int owner;
   // The state.
   double mu;
   // Of the step in progress. The tensors point to the scales here.

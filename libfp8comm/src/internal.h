@@ -247,10 +247,11 @@ fp8core_status fp8comm_request_start(fp8comm_request **request);
 void fp8comm_request_discard(fp8comm_request **request);
 
 // schedule.c: algorithms, as steps of a request. A part is what one rank owns: `part` elements from rank * part
-// on, up to `count`.
+// on, up to `count`; or, where `begins` is not NULL, the elements from begins[rank] to begins[rank + 1], at most `part`.
 typedef struct fp8comm_parts {
   size_t count;
   size_t part;
+  const size_t *begins;
 } fp8comm_parts;
 size_t fp8comm_part_begin(const fp8comm_parts *parts, int rank);
 size_t fp8comm_part_count(const fp8comm_parts *parts, int rank);

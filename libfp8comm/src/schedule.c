@@ -17,12 +17,14 @@ static int distant(const fp8comm_communicator *communicator, int distance) {
 }
 
 size_t fp8comm_part_begin(const fp8comm_parts *parts, int rank) {
+  if (parts->begins) return parts->begins[rank];
   return parts->part > 0 && (size_t)rank > parts->count / parts->part
            ? parts->count
            : minimum(parts->count, parts->part * (size_t)rank);
 }
 
 size_t fp8comm_part_count(const fp8comm_parts *parts, int rank) {
+  if (parts->begins) return parts->begins[rank + 1] - parts->begins[rank];
   return minimum(parts->part, parts->count - fp8comm_part_begin(parts, rank));
 }
 

@@ -44,9 +44,9 @@ static double half_step(fp8core_dtype dtype, double value, double scale) {
   return relative > least ? relative : least;
 }
 
-// Bounds of docs/numerics.md.
+// Bounds of docs/numerics.md. `once`: an owner's, which is rounded to the output only.
 static double bound(const accuracy_case *one, const fp8comm_gradient_statistics *statistics, int ranks,
-                    const double *values, double mean) {
+                    const double *values, double mean, int once) {
   const double wire_scale = (double)statistics->wire_scale, mean_scale = (double)statistics->mean_scale;
   const fp8core_dtype wire = one->algorithm == FP8COMM_BASELINE_FP32   ? FP8CORE_FP32
                              : one->algorithm == FP8COMM_BASELINE_BF16 ? FP8CORE_BF16
@@ -61,7 +61,7 @@ static double bound(const accuracy_case *one, const fp8comm_gradient_statistics 
   double error = (first + sums) / ranks;
   if (one->algorithm == FP8COMM_NATIVE) {
     for (int add = 1; add < ranks; add++) error += half_step(wire, magnitudes + ranks * error, wire_scale) / ranks;
-  } else {
+  } else if (!once) {
     error += half_step(wire, fabs(mean) + error, mean_scale);
   }
   return error + half_step(one->out == one->wire ? FP8CORE_FP32 : one->out, fabs(mean) + error, 1);
@@ -125,7 +125,7 @@ static void check_accuracy(fp8comm_communicator *communicator, void *data) {
       memcpy(&code, (unsigned char *)out[i].data + (size_t)j * element, element);
       const double got =
         (double)fp8core_decode(one->out, code) * (out[i].scale_inverse ? (double)*out[i].scale_inverse : 1);
-      const double most = bound(one, &statistics, ranks, values, mean);
+      const double most = bound(one, &statistics, ranks, values, mean, 0);
       rank_check(communicator, fabs(got - mean) <= most && statistics.saturated_in_sum == 0,
                  "%s %s %s, in %s, out %s: element %lld of tensor %lld is %g, expected %g within %g",
                  fp8comm_gradient_algorithm_name(one->algorithm), fp8comm_gradient_scaling_name(one->scaling),
@@ -520,6 +520,220 @@ static void snr(void **unused) {
   }
 }
 
+// --- Means for owners ---
+
+typedef struct owner_case {
+  fp8comm_gradient_algorithm algorithm;
+  fp8core_dtype wire;
+  // 0: one after the other; 1: the last rank owns all; 2: the last owns nothing.
+  int pattern;
+  // 0: one; 1: of some bytes; 2: by hand.
+  int buckets;
+  int snr;
+} owner_case;
+
+typedef struct owner_run {
+  fp8comm_gradient_reducer *reducer;
+  fp8core_tensor out[TENSORS];
+  fp8comm_gradient_result result;
+} owner_run;
+
+static int owner_of(int pattern, int64_t tensor, int ranks) {
+  if (pattern == 1) return ranks - 1;
+  const int owners = pattern == 2 && ranks > 1 ? ranks - 1 : ranks;
+  return (int)((tensor * 5 + 1) % owners);
+}
+
+static void check_owners(fp8comm_communicator *communicator, void *data) {
+  static const int by_hand[TENSORS] = {0, 0, 0, 1, 2, 2, 3, 4};
+  const owner_case *one = data;
+  const int ranks = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  const int scaled = one->algorithm == FP8COMM_TWO_SHOT || one->algorithm == FP8COMM_NATIVE;
+  const fp8core_dtype narrow = scaled ? one->wire : FP8CORE_FP32;
+  const fp8core_dtype formats[] = {narrow, FP8CORE_FP32, FP8CORE_BF16, FP8CORE_FP16};
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8core_context *context;
+  fp8core_tensor in[TENSORS];
+  float scale_inverse[TENSORS];
+  int owners[TENSORS];
+  owner_run runs[2];
+  int64_t total = 0;
+  memset(runs, 0, sizeof(runs));
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  options.algorithm = one->algorithm;
+  options.scaling = FP8COMM_SCALING_AUTO;
+  options.mu_initial = 1.0 / ranks;
+  options.wire_dtype = one->wire;
+  options.measure_snr = one->snr;
+  if (one->buckets == 1) options.bucket_bytes = 5000;
+  if (one->buckets == 2) options.bucket_of = by_hand;
+  for (int64_t i = 0; i < TENSORS; i++) {
+    owners[i] = owner_of(one->pattern, i, ranks);
+    total += shapes[i];
+    in[i] = vector(malloc((size_t)shapes[i] * 4 + 4), FP8CORE_FP32, shapes[i]);
+    free(inputs_of(rank, i, FP8CORE_FP32, in[i].data, &scale_inverse[i]));
+    in[i].scale_inverse = &scale_inverse[i];
+  }
+  // Run 1 is an all-reduce of the same.
+  for (int run = 0; run < 2; run++) {
+    options.owners = run == 0 ? owners : NULL;
+    rank_ok(communicator,
+            fp8comm_gradient_create(&runs[run].reducer, communicator, context, TENSORS, shapes, &options));
+    if (one->buckets == 2)
+      rank_check(communicator, fp8comm_gradient_buckets(runs[run].reducer) == 5, "%lld buckets, expected 5",
+                 (long long)fp8comm_gradient_buckets(runs[run].reducer));
+    for (int64_t i = 0; i < TENSORS; i++) {
+      const int mine = run == 1 || owners[i] == rank;
+      runs[run].out[i] = vector(mine ? malloc((size_t)shapes[i] * 4 + 4) : NULL, formats[i % 4], shapes[i]);
+      // Nothing of it may be looked at.
+      if (!mine) memset(&runs[run].out[i], 0x5a, sizeof(runs[run].out[i]));
+      if (!mine) runs[run].out[i].data = NULL;
+    }
+  }
+  for (int step = 0; step < 2; step++) {
+    // In the second, the first rank with an owner other than itself has an infinity in the large tensor.
+    const int poisoned = step == 1;
+    if (poisoned && rank == 0) ((float *)in[5].data)[70000] = -INFINITY;
+    for (int run = 0; run < 2; run++)
+      rank_ok(communicator, fp8comm_gradient_all_reduce(runs[run].reducer, in, runs[run].out, &runs[run].result));
+    rank_check(communicator, runs[0].result.nonfinite_tensors == poisoned, "%lld tensors are not finite",
+               (long long)runs[0].result.nonfinite_tensors);
+    rank_check(communicator, runs[0].result.nonfinite_rank == (poisoned && scaled ? 0 : -1), "rank %d is not finite",
+               runs[0].result.nonfinite_rank);
+    // What travels is what an all-reduce sends on the way there, and records are the same. Over all ranks.
+    int64_t sent[2] = {(int64_t)runs[0].result.bytes_sent, (int64_t)runs[1].result.bytes_sent};
+    rank_ok(communicator, fp8comm_all_reduce(communicator, sent, sent, 2, FP8COMM_INT64, FP8COMM_SUM));
+    const int64_t wire_bytes = one->algorithm == FP8COMM_BASELINE_FP32   ? 4
+                               : one->algorithm == FP8COMM_BASELINE_BF16 ? 2
+                                                                         : 1;
+    rank_check(communicator, sent[1] - sent[0] == (ranks - 1) * total * wire_bytes,
+               "%lld bytes sent, %lld by all-reduces, expected %lld less", (long long)sent[0], (long long)sent[1],
+               (long long)((ranks - 1) * total * wire_bytes));
+    for (int64_t i = 0; i < TENSORS; i++) {
+      fp8comm_gradient_statistics statistics, reduced;
+      rank_ok(communicator, fp8comm_gradient_get_statistics(runs[0].reducer, i, &statistics));
+      rank_ok(communicator, fp8comm_gradient_get_statistics(runs[1].reducer, i, &reduced));
+      const double told[] = {(double)statistics.nonfinite,
+                             (double)statistics.amax,
+                             (double)statistics.wire_scale,
+                             (double)statistics.mean_scale,
+                             statistics.mu,
+                             statistics.next_mu,
+                             statistics.snr_db == statistics.snr_db ? statistics.snr_db : -1,
+                             (double)statistics.saturated_in_cast,
+                             (double)statistics.flushed_to_zero};
+      double all[COUNT(told) * 16];
+      rank_ok(communicator, fp8comm_all_gather(communicator, told, all, (int64_t)COUNT(told), FP8COMM_FP64));
+      for (int other = 0; other < ranks; other++)
+        rank_check(communicator, memcmp(all + (size_t)other * COUNT(told), told, sizeof(told)) == 0,
+                   "tensor %lld: other statistics on rank %d", (long long)i, other);
+      rank_check(communicator,
+                 statistics.nonfinite == (poisoned && i == 5) && statistics.wire_scale == reduced.wire_scale &&
+                   statistics.saturated_in_cast == reduced.saturated_in_cast &&
+                   statistics.flushed_to_zero == reduced.flushed_to_zero && statistics.elements == shapes[i],
+                 "tensor %lld: other statistics than an all-reduce's", (long long)i);
+      const fp8core_tensor *out = &runs[0].out[i];
+      if (owners[i] != rank) {
+        fp8core_tensor untouched;
+        memset(&untouched, 0x5a, sizeof(untouched));
+        untouched.data = NULL;
+        rank_check(communicator, memcmp(out, &untouched, sizeof(untouched)) == 0, "outputs[%lld] was written",
+                   (long long)i);
+        continue;
+      }
+      const size_t element = fp8core_dtype_size(out->dtype);
+      const int same = (one->algorithm == FP8COMM_TWO_SHOT && one->wire == FP8CORE_E4M3 && out->dtype == one->wire) ||
+                       (one->algorithm == FP8COMM_NATIVE && ranks <= 2) ||
+                       (one->algorithm == FP8COMM_BASELINE_FP32 && ranks <= 2) ||
+                       (one->algorithm == FP8COMM_BASELINE_BF16 && ranks <= 2 && out->dtype == FP8CORE_BF16);
+      if (same) {
+        rank_check(communicator, memcmp(out->data, runs[1].out[i].data, (size_t)shapes[i] * element) == 0,
+                   "%s: tensor %lld has other bits than an all-reduce's",
+                   fp8comm_gradient_algorithm_name(one->algorithm), (long long)i);
+        rank_check(communicator, !out->scale_inverse || *out->scale_inverse == *runs[1].out[i].scale_inverse,
+                   "tensor %lld has another scale", (long long)i);
+      }
+      rank_check(communicator, (out->scale_inverse != NULL) == (scaled && out->dtype == one->wire), "scales");
+      accuracy_case accuracy_of = {.algorithm = one->algorithm, .wire = one->wire, .out = out->dtype};
+      const int once = !(scaled && out->dtype == one->wire) &&
+                       !(one->algorithm == FP8COMM_BASELINE_BF16 && out->dtype == FP8CORE_BF16);
+      float *values[16], unused;
+      double of_ranks[16], signal = 0, noise = 0;
+      for (int other = 0; other < ranks; other++) values[other] = inputs_of(other, i, FP8CORE_FP32, NULL, &unused);
+      for (int64_t j = 0; j < shapes[i]; j++) {
+        double mean = 0;
+        uint32_t code = 0;
+        memcpy(&code, (unsigned char *)out->data + (size_t)j * element, element);
+        const double got =
+          (double)fp8core_decode(out->dtype, code) * (out->scale_inverse ? (double)*out->scale_inverse : 1);
+        if (poisoned && i == 5) {
+          rank_check(communicator, isnan(got), "element %lld of the poisoned tensor is %g", (long long)j, got);
+          continue;
+        }
+        for (int other = 0; other < ranks; other++) mean += of_ranks[other] = (double)values[other][j];
+        mean /= ranks;
+        const double most = bound(&accuracy_of, &statistics, ranks, of_ranks, mean, once);
+        rank_check(communicator, fabs(got - mean) <= most,
+                   "%s %s to %s: element %lld of tensor %lld is %g, expected %g within %g",
+                   fp8comm_gradient_algorithm_name(one->algorithm), fp8core_dtype_name(one->wire),
+                   fp8core_dtype_name(out->dtype), (long long)j, (long long)i, got, mean, most);
+        signal += mean * mean;
+        noise += (got - mean) * (got - mean);
+      }
+      for (int other = 0; other < ranks; other++) free(values[other]);
+      // Of formats to which nothing more was rounded.
+      if (one->snr && scaled && shapes[i] > 1 && !statistics.nonfinite && i % 4 < 2)
+        rank_check(communicator, fabs(statistics.snr_db - 10 * log10(signal / noise)) < 0.05,
+                   "snr_db of tensor %lld is %g, expected %g", (long long)i, statistics.snr_db,
+                   10 * log10(signal / noise));
+    }
+  }
+  for (int run = 0; run < 2; run++) {
+    for (int64_t i = 0; i < TENSORS; i++) free(runs[run].out[i].data);
+    fp8comm_gradient_destroy(&runs[run].reducer);
+  }
+  for (int64_t i = 0; i < TENSORS; i++) free(in[i].data);
+  fp8core_context_destroy(&context);
+}
+
+// Ranks that do not agree learn of it at creation: on sizes, owners, whether there are any, buckets.
+static void check_disagreement(fp8comm_communicator *communicator, void *data) {
+  const int subject = *(const int *)data;
+  const int last = fp8comm_communicator_rank(communicator) == fp8comm_communicator_size(communicator) - 1;
+  const int64_t sizes[] = {10, 20 + (subject == 0 && last), 30};
+  const int owner[] = {0, subject == 1 && last, 0};
+  const int bucket_of[] = {0, last, 1};
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_reducer *reducer;
+  fp8core_context *context;
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  if (subject == 1 || (subject == 2 && last)) options.owners = owner;
+  if (subject == 3) options.bucket_of = bucket_of;
+  rank_refused(communicator, fp8comm_gradient_create(&reducer, communicator, context, 3, sizes, &options),
+               FP8CORE_ERROR_INVALID_ARGUMENT, "gradient_create of 3 tensors");
+  fp8core_context_destroy(&context);
+}
+
+static void disagreement(void **unused) {
+  (void)unused;
+  for (int subject = 0; subject < 4; subject++) {
+    run_ranks(2, 0, check_disagreement, &subject);
+    run_ranks(5, 0, check_disagreement, &subject);
+  }
+}
+
+static void owners(void **unused) {
+  (void)unused;
+  static const int counts[] = {1, 2, 3, 8};
+  for (size_t r = 0; r < COUNT(counts); r++) {
+    for (int i = 0; i < 15; i++) {
+      owner_case one = {(fp8comm_gradient_algorithm)(i % 5 % 4), i % 5 == 4 ? FP8CORE_E5M2 : FP8CORE_E4M3, i / 5,
+                        (i / 5 + i) % 3, i / 5 == 1};
+      run_ranks(counts[r], 0, check_owners, &one);
+    }
+  }
+}
+
 // --- Many tensors, one large one, buckets by hand ---
 
 static void check_many(fp8comm_communicator *communicator, void *data) {
@@ -622,6 +836,14 @@ static void check_arguments(fp8comm_communicator *communicator, void *data) {
   OPTION(backoff, 1, "backoff is 1");
   OPTION(growth_steps, 0.5, "growth_steps is 0.5");
   OPTION(mu_initial, 1e9, "mu_min, mu_initial, mu_max are");
+  const int outside = 3, below = -1, late[] = {0, 2};
+  const int64_t two[] = {10, 10};
+  OPTION(owners, &outside, "owners[0] is 3, expected a rank, 0 to 2");
+  OPTION(owners, &below, "owners[0] is -1");
+  OPTION(bucket_of, &outside, "bucket_of[0] is 3, expected 0");
+  options = fp8comm_gradient_options_default();
+  options.bucket_of = late;
+  REFUSED(CREATE(2, two), "bucket_of[1] is 2, expected 0 or 1 after the 0 before it");
   options = fp8comm_gradient_options_default();
   options.size = 4;
   rank_refused(communicator, CREATE(1, &count), FP8CORE_ERROR_VERSION_MISMATCH, "size 4");
@@ -642,9 +864,6 @@ static void check_arguments(fp8comm_communicator *communicator, void *data) {
   // None of it has hurt.
   rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, &in, &out, NULL));
   fp8comm_gradient_destroy(&reducer);
-  // Ranks that do not agree.
-  const int64_t own = 10 + (fp8comm_communicator_rank(communicator) == 1);
-  rank_refused(communicator, CREATE(1, &own), invalid, "gradient_create of 1 tensors");
   fp8core_context_destroy(&context);
 }
 
@@ -658,6 +877,7 @@ int main(void) {
     cmocka_unit_test(arguments), cmocka_unit_test(native_is_the_rule),
     cmocka_unit_test(accuracy),  cmocka_unit_test(nonfinite),
     cmocka_unit_test(mu),        cmocka_unit_test(many),
+    cmocka_unit_test(owners),    cmocka_unit_test(disagreement),
     cmocka_unit_test(snr),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

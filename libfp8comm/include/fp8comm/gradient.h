@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /** How the contributions are added up. Every rank sends as many elements, with all of them: those of the bucket twice,
- * less its own part. */
+ * less its own part. With owners: once, less those of its own tensors. */
 typedef enum fp8comm_gradient_algorithm {
   /** Each rank adds up a part of the bucket in FP32, from FP8 contributions, and rounds the mean to FP8 with a scale of
    * its own: two roundings, however many ranks. */
@@ -82,10 +82,19 @@ typedef struct fp8comm_gradient_options {
   double mu_max;
   /** Non-zero: the mean is compared with that of an FP32 exchange, which costs its bytes and memory. */
   int measure_snr;
+  /** NULL: every rank gets every mean. Else one rank a tensor, read during creation: the mean is for that rank only, so
+   * that each contribution travels to it and nothing comes back, half the bytes of an all-reduce. The owner's FP8
+   * output has the bits of an all-reduce's where sums do not depend on their order (two-shot in E4M3); others are
+   * rounded once, from the sum. Outputs of tensors that a rank does not own are not looked at, nor written. Results and
+   * statistics are the same on every rank all the same. Ranks may own nothing. */
+  const int *owners;
+  /** NULL: tensors are packed by \p bucket_bytes. Else the bucket of each tensor, from 0, each that of the tensor
+   * before or the next; read during creation. \p bucket_bytes is ignored then. */
+  const int *bucket_of;
 } fp8comm_gradient_options;
 
 /** Two-shot, auto, E4M3, buckets of 25 MiB, two in flight; the paper's constants: a threshold of 0.001 %, halving,
- * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR. */
+ * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners. */
 static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   fp8comm_gradient_options options;
   options.size = sizeof(options);
@@ -101,6 +110,8 @@ static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   options.mu_min = 0.0000152587890625;
   options.mu_max = 16;
   options.measure_snr = 0;
+  options.owners = NULL;
+  options.bucket_of = NULL;
   return options;
 }
 
@@ -109,8 +120,8 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
 
 /**
  * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket,
- * and 4 / ranks times its elements (4 + 8 / ranks bytes an element more with \p measure_snr). Tensors are packed in the
- * order of their indices. Blocking, collective.
+ * and 4 / ranks times its elements, or 4 times those that this rank owns of any bucket (4 + 8 / ranks bytes an element
+ * more with \p measure_snr). Tensors are packed in the order of their indices. Blocking, collective.
  *
  * \param reducer receives the handle, NULL on failure.
  * \param communicator, context must outlive the reducer. The context is a CPU's; its threads do the casts.
@@ -146,10 +157,11 @@ typedef struct fp8comm_gradient_result {
  *
  * \param inputs one a tensor, in host memory, of any dtype, shape and row stride, with as many elements as at creation;
  *        FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes.
- * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8. Written: the data, at the
- *        end of the bucket; and scale and scale_inverse, which with FP8 point to floats of the reducer's that hold
- *        until the tensor's next start, else are NULL. amax is raised as by fp8core_cast(). In place where an output
- *        has the data pointer of the same tensor's input; any other overlap is the caller's fault.
+ * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8; of a tensor that another
+ *        rank owns anything, which is left alone. Written: the data, at the end of the bucket; and scale and
+ *        scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's next start, else
+ *        are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the same
+ *        tensor's input; any other overlap is the caller's fault.
  * \param result may be NULL.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on a GPU, or of another size or dtype, before
  *         anything of this call is exchanged; those of communicator.h.
@@ -196,13 +208,14 @@ typedef struct fp8comm_gradient_statistics {
   float amax;
   /** By which each rank's values were multiplied: shared scale times factor. */
   float wire_scale;
-  /** Of the mean as it travelled: mean = code / mean_scale. */
+  /** Of the mean as it travelled, or of an owner's in FP8: mean = code / mean_scale. */
   float mean_scale;
   /** Factor of this step, and of the next. 1 unless the scaling is auto. */
   double mu;
   double next_mu;
-  /** 10 log10 of the squares of the FP32 mean over those of the difference; infinity where there is none. NaN where it
-   * was not asked for, or nothing is there to compare. */
+  /** 10 log10 of the squares of the FP32 mean over those of the difference, before the mean is rounded to an output in
+   * FP32, BF16 or FP16; infinity where there is none. NaN where it was not asked for, or nothing is there to compare.
+   */
   double snr_db;
 } fp8comm_gradient_statistics;
 
