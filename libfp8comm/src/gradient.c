@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device.h"
 #include "gradient.h"
 #include "gradient_rules.h"
 #include "internal.h"
@@ -36,6 +37,18 @@ typedef struct squares_record {
   double noise;
 } squares_record;
 
+// What casts on a GPU read and write of a tensor: in the GPU's memory, and page-locked in the host's.
+typedef struct device_record {
+  float amax;
+  float input_scale_inverse;
+  float wire_scale;
+  float mean_scale_inverse;
+  float output_scale;
+  float output_scale_inverse;
+  float unused[2];
+  fp8core_cast_statistics statistics;
+} device_record;
+
 // A bucket in flight and its memory.
 typedef struct gradient_slot {
   fp8comm_gradient_reducer *reducer;
@@ -58,6 +71,10 @@ typedef struct gradient_slot {
   float *values;
   float *exact;
   squares_record *squares;
+  // Of gradients on a GPU, there: the codes, the inputs in FP32, an owner's sums.
+  unsigned char *device_codes;
+  float *device_values;
+  float *device_sum;
   fp8comm_reducer sum_rule;
   fp8comm_reducer exact_rule;
 } gradient_slot;
@@ -84,6 +101,12 @@ struct fp8comm_gradient_reducer {
   gradient_slot *slots;
   uint64_t tickets;
   size_t memory_bytes;
+  // Of gradients on a GPU, else NULL: its memory and stream; a context there, which amaxes and casts of gradients go
+  // to, while sums are those of a CPU context of the reducer's own; records, one a tensor.
+  fp8comm_cuda *cuda;
+  fp8core_context *device_context;
+  device_record *device_records;
+  device_record *records;
   uint64_t digest;
   // A bucket has failed, and the communicator with it.
   int failed;
@@ -121,6 +144,19 @@ static size_t own_count(const gradient_slot *slot) {
 
 static unsigned char *code_at(const gradient_slot *slot, size_t element) {
   return slot->codes + element * slot->reducer->element;
+}
+
+// Where gradients are cast.
+static fp8core_context *cast_context(const fp8comm_gradient_reducer *reducer) {
+  return reducer->cuda ? reducer->device_context : reducer->context;
+}
+
+static unsigned char *cast_code_at(const gradient_slot *slot, size_t element) {
+  return slot->reducer->cuda ? slot->device_codes + element * slot->reducer->element : code_at(slot, element);
+}
+
+static device_record *device_record_of(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return &reducer->device_records[tensor - reducer->tensors];
 }
 
 static fp8core_tensor vector(void *data, fp8core_dtype dtype, size_t elements) {
@@ -314,6 +350,92 @@ static void build_exchange(gradient_slot *slot, const fp8comm_reducer *rule, voi
   fp8comm_build_all_gather(request, &parts, rule->element, records);
 }
 
+// --- Between a GPU and the host ---
+
+static fp8core_status copy(gradient_slot *slot, void *destination, const void *source, size_t bytes) {
+  fp8comm_cuda *cuda = slot->reducer->cuda;
+  if (bytes == 0) return FP8CORE_OK;
+  slot->request->copying = 1;
+  return cuda->functions->copy(cuda, destination, source, bytes);
+}
+
+static fp8core_status upload_records(gradient_slot *slot) {
+  const int64_t first = slot->bucket->first;
+  return copy(slot, slot->reducer->device_records + first, slot->reducer->records + first,
+              (size_t)slot->bucket->count * sizeof(device_record));
+}
+
+static fp8core_status download_records(gradient_slot *slot) {
+  const int64_t first = slot->bucket->first;
+  return copy(slot, slot->reducer->records + first, slot->reducer->device_records + first,
+              (size_t)slot->bucket->count * sizeof(device_record));
+}
+
+// Until the stream has done what the call before has given it.
+static void build_device_wait(fp8comm_request *request) {
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_MARK, 0);
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_WAIT, 0);
+}
+
+// What measure() does, as far as it concerns the GPU. The scale of an input may be the one that this step writes later.
+static fp8core_status begin_on_device(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  FP8COMM_TRY(reducer->cuda->functions->follow(reducer->cuda));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    device_record *record = &reducer->records[slot->bucket->first + i];
+    record->amax = 0;
+    record->input_scale_inverse = 1;
+    memset(&record->statistics, 0, sizeof(record->statistics));
+  }
+  FP8COMM_TRY(upload_records(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = device_record_of(reducer, tensor);
+    if (tensor->given_scale_inverse)
+      FP8COMM_TRY(copy(slot, &record->input_scale_inverse, tensor->given_scale_inverse, sizeof(float)));
+    if (reducer->scaled) FP8COMM_TRY(fp8core_amax(reducer->device_context, &tensor->input, &record->amax));
+  }
+  return download_records(slot);
+}
+
+static fp8core_status measured(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_communicator *communicator = slot->reducer->communicator;
+  const int64_t count = slot->bucket->count;
+  slot->amaxes[count] = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const float amax = slot->reducer->records[slot->bucket->first + i].amax;
+    slot->amaxes[i] = fp8core_float_bits(amax);
+    if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status upload_scales(gradient_slot *slot) {
+  for (int64_t i = 0; i < slot->bucket->count; i++)
+    slot->reducer->records[slot->bucket->first + i].wire_scale = tensor_of(slot, i)->statistics.wire_scale;
+  return upload_records(slot);
+}
+
+static fp8core_status download_codes(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t elements = slot->bucket->elements;
+  FP8COMM_TRY(copy(slot, slot->codes, slot->device_codes, elements * reducer->element));
+  if (reducer->options.measure_snr)
+    FP8COMM_TRY(copy(slot, slot->values, slot->device_values, elements * sizeof(float)));
+  return download_records(slot);
+}
+
+static fp8core_status quantised(void *data) {
+  gradient_slot *slot = data;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const device_record *record = &slot->reducer->records[slot->bucket->first + i];
+    tensor_of(slot, i)->statistics.saturated_in_cast = record->statistics.saturated;
+    tensor_of(slot, i)->statistics.flushed_to_zero = record->statistics.flushed_to_zero;
+  }
+  return FP8CORE_OK;
+}
+
 // --- The calls between messages ---
 
 // Amaxes of this rank's gradients.
@@ -364,40 +486,46 @@ static fp8core_status quantise(void *data) {
     const int rank = reducer->communicator->size - (int)slot->amaxes[slot->bucket->count];
     if (slot->reducer->nonfinite_rank < 0 || rank < slot->reducer->nonfinite_rank) slot->reducer->nonfinite_rank = rank;
   }
+  for (int64_t i = 0; i < slot->bucket->count; i++) choose_scale(slot, i);
+  if (reducer->cuda) FP8COMM_TRY(upload_scales(slot));
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    choose_scale(slot, i);
     if (reducer->options.measure_snr) {
       fp8core_tensor values = tensor->input;
-      values.data = slot->values + tensor->offset;
+      values.data = (reducer->cuda ? slot->device_values : slot->values) + tensor->offset;
       values.dtype = FP8CORE_FP32;
       values.row_stride = 0;
       values.scale = values.scale_inverse = NULL;
       values.amax = NULL;
-      FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &tensor->input, &values));
+      FP8COMM_TRY(fp8core_cast(cast_context(reducer), NULL, &tensor->input, &values));
     }
     // Nothing of it will be looked at.
     if (tensor->statistics.nonfinite) {
-      memset(code_at(slot, tensor->offset), 0, (size_t)tensor->elements * reducer->element);
+      FP8COMM_TRY(fp8core_zero(cast_context(reducer), cast_code_at(slot, tensor->offset),
+                               (size_t)tensor->elements * reducer->element));
       continue;
     }
     fp8core_cast_statistics counted = {0, 0, 0, 0};
     fp8core_cast_options options = fp8core_cast_options_default();
     fp8core_tensor codes = tensor->input;
-    codes.data = code_at(slot, tensor->offset);
+    codes.data = cast_code_at(slot, tensor->offset);
     codes.dtype = reducer->wire;
     codes.row_stride = 0;
-    codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
+    const float *scale =
+      reducer->cuda ? &device_record_of(reducer, tensor)->wire_scale : &tensor->statistics.wire_scale;
+    codes.scale = reducer->scaled ? scale : NULL;
     codes.scale_inverse = NULL;
     codes.amax = NULL;
-    options.statistics = reducer->scaled ? &counted : NULL;
+    options.statistics = !reducer->scaled ? NULL
+                         : reducer->cuda  ? &device_record_of(reducer, tensor)->statistics
+                                          : &counted;
     // An infinity of a baseline stays one.
     options.saturate = reducer->scaled;
-    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &tensor->input, &codes));
+    FP8COMM_TRY(fp8core_cast(cast_context(reducer), &options, &tensor->input, &codes));
     tensor->statistics.saturated_in_cast = counted.saturated;
     tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
   }
-  return FP8CORE_OK;
+  return reducer->cuda ? download_codes(slot) : FP8CORE_OK;
 }
 
 // What this rank has to tell once its part is added up.
@@ -513,35 +641,66 @@ static fp8core_status compare(void *data) {
   return FP8CORE_OK;
 }
 
+// Whether what an output is cast from is a mean as it travels; what an owner has not rounded so is still a sum.
+static int is_coded(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return reducer->options.algorithm == FP8COMM_NATIVE || tensor->statistics.nonfinite ||
+         is_requantised(reducer, tensor);
+}
+
+// The means, or an owner's means and sums, and their scales.
+static fp8core_status upload_means(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t first = reducer->owned ? own_begin(slot) : 0;
+  const size_t elements = reducer->owned ? own_count(slot) : slot->bucket->elements;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = &reducer->records[slot->bucket->first + i];
+    record->mean_scale_inverse = is_coded(reducer, tensor) ? tensor->mean_scale_inverse : tensor->sum_scale_inverse;
+    record->output_scale = tensor->statistics.mean_scale;
+    record->output_scale_inverse = tensor->mean_scale_inverse;
+  }
+  FP8COMM_TRY(upload_records(slot));
+  if (slot->device_sum) FP8COMM_TRY(copy(slot, slot->device_sum, slot->sum, elements * sizeof(float)));
+  return copy(slot, slot->device_codes + first * reducer->element, code_at(slot, first), elements * reducer->element);
+}
+
+static void fill_with_nan(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  const uint32_t nan = fp8core_encode(slot->reducer->wire, NAN, 1);
+  for (int64_t j = 0; j < tensor->elements; j++)
+    memcpy(code_at(slot, tensor->offset + (size_t)j), &nan, slot->reducer->element);
+}
+
 static fp8core_status unpack(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const int native = reducer->options.algorithm == FP8COMM_NATIVE;
+  const float *sum = reducer->cuda ? slot->device_sum : slot->sum;
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    const fp8core_tensor *output = &tensor->output;
     tensor->statistics.snr_db = NAN;
     if (reducer->options.measure_snr && slot->squares[i].signal > 0)
       tensor->statistics.snr_db = 10 * log10(slot->squares[i].signal / slot->squares[i].noise);
+    if (tensor->statistics.nonfinite && is_for(reducer, tensor)) fill_with_nan(slot, tensor);
+  }
+  if (reducer->cuda) FP8COMM_TRY(upload_means(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    const fp8core_tensor *output = &tensor->output;
     if (!is_for(reducer, tensor)) continue;
-    // What an owner has not rounded to the wire's format, nor needs to, is still a sum.
-    const int codes = native || tensor->statistics.nonfinite || is_requantised(reducer, tensor);
-    if (tensor->statistics.nonfinite) {
-      const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
-      for (int64_t j = 0; j < tensor->elements; j++)
-        memcpy(code_at(slot, tensor->offset + (size_t)j), &nan, reducer->element);
-    }
+    const int codes = is_coded(reducer, tensor);
     fp8core_tensor mean = *output, target = *output;
-    mean.data = codes ? (void *)code_at(slot, tensor->offset) : slot->sum + (tensor->offset - own_begin(slot));
+    mean.data = codes ? (void *)cast_code_at(slot, tensor->offset)
+                      : (void *)(uintptr_t)(sum + (tensor->offset - own_begin(slot)));
     mean.dtype = codes ? reducer->wire : FP8CORE_FP32;
     mean.row_stride = 0;
     mean.scale = NULL;
     mean.amax = NULL;
-    mean.scale_inverse = codes ? &tensor->mean_scale_inverse : &tensor->sum_scale_inverse;
+    mean.scale_inverse = reducer->cuda ? &device_record_of(reducer, tensor)->mean_scale_inverse
+                         : codes       ? &tensor->mean_scale_inverse
+                                       : &tensor->sum_scale_inverse;
     target.scale = target.scale_inverse = NULL;
     if (reducer->scaled && output->dtype == reducer->wire) {
       // The codes themselves; what they stand for raises the amax.
-      if (output->amax) FP8COMM_TRY(fp8core_amax(reducer->context, &mean, output->amax));
+      if (output->amax) FP8COMM_TRY(fp8core_amax(cast_context(reducer), &mean, output->amax));
       mean.scale_inverse = NULL;
       target.amax = NULL;
       tensor->output_scale = tensor->statistics.mean_scale;
@@ -549,7 +708,7 @@ static fp8core_status unpack(void *data) {
     }
     fp8core_cast_options options = fp8core_cast_options_default();
     options.saturate = 0;
-    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &mean, &target));
+    FP8COMM_TRY(fp8core_cast(cast_context(reducer), &options, &mean, &target));
   }
   return FP8CORE_OK;
 }
@@ -560,11 +719,16 @@ static void build(gradient_slot *slot) {
   const size_t count_of = (size_t)slot->bucket->count;
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_parts *parts = &slot->bucket->parts;
+  if (reducer->cuda) build_device_wait(request);
   if (reducer->scaled) {
-    fp8comm_add_call(request, measure, slot);
+    fp8comm_add_call(request, reducer->cuda ? measured : measure, slot);
     build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
   }
   fp8comm_add_call(request, quantise, slot);
+  if (reducer->cuda) {
+    build_device_wait(request);
+    fp8comm_add_call(request, quantised, slot);
+  }
   fp8comm_build_reduce_scatter(request, &slot->sum_rule, parts, slot->codes,
                                native ? (void *)code_at(slot, own_begin(slot)) : slot->sum, slot->staging);
   if (reducer->options.measure_snr)
@@ -578,6 +742,7 @@ static void build(gradient_slot *slot) {
   }
   if (!reducer->owned) fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
   fp8comm_add_call(request, unpack, slot);
+  if (reducer->cuda) build_device_wait(request);
 }
 
 // --- Making ---
@@ -753,6 +918,16 @@ static void divide_among_owners(fp8comm_gradient_reducer *reducer, gradient_buck
   bucket->parts.begins = begins;
 }
 
+// Elements of the largest bucket, and of the largest part of this rank's.
+static void largest(const fp8comm_gradient_reducer *reducer, size_t *elements, size_t *part) {
+  *elements = *part = 0;
+  for (int64_t i = 0; i < reducer->bucket_count; i++) {
+    const gradient_bucket *one = &reducer->buckets[i];
+    *elements = maximum(*elements, one->elements);
+    *part = maximum(*part, fp8comm_part_count(&one->parts, reducer->communicator->rank));
+  }
+}
+
 // Where the next buffer lies; NULL while only the size is wanted.
 static void *place(unsigned char *memory, size_t *used, size_t bytes) {
   unsigned char *at = memory ? memory + *used : NULL;
@@ -763,12 +938,11 @@ static void *place(unsigned char *memory, size_t *used, size_t bytes) {
 // Sets a slot's buffers in `memory`, or finds how many bytes they need.
 static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *slot, unsigned char *memory) {
   const fp8comm_communicator *communicator = reducer->communicator;
-  size_t elements = 0, part = 0, tensors = 0, staging = 0, used = 0;
+  size_t elements, part, tensors = 0, staging = 0, used = 0;
+  largest(reducer, &elements, &part);
   for (int64_t i = 0; i < reducer->bucket_count; i++) {
     const gradient_bucket *one = &reducer->buckets[i];
     const size_t count_of = (size_t)one->count;
-    elements = maximum(elements, one->elements);
-    part = maximum(part, fp8comm_part_count(&one->parts, communicator->rank));
     tensors = maximum(tensors, count_of);
     staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
     staging = maximum(staging, exchange_bytes(communicator, &bits_rule, count_of + 1));
@@ -791,6 +965,23 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
   return used;
 }
 
+static fp8core_status make_slot_on_device(fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
+  size_t elements, part;
+  void *memory;
+  largest(reducer, &elements, &part);
+  const size_t codes = elements * reducer->element;
+  const size_t values = reducer->options.measure_snr ? elements * sizeof(float) : 0;
+  const size_t sum = reducer->owned && reducer->options.algorithm != FP8COMM_NATIVE ? part * sizeof(float) : 0;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, codes, &memory));
+  slot->device_codes = memory;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, values, &memory));
+  slot->device_values = memory;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, sum, &memory));
+  slot->device_sum = memory;
+  reducer->memory_bytes += codes + values + sum;
+  return FP8CORE_OK;
+}
+
 static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_reducer wide = {reducer->element, sizeof(float), wide_first, wide_add, NULL, slot};
@@ -800,12 +991,61 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
   slot->sum_rule = native ? narrow : wide;
   slot->exact_rule = exact;
   const size_t bytes = lay_out(reducer, slot, NULL);
-  slot->memory = fp8comm_allocate(bytes);
+  if (reducer->cuda) {
+    void *memory;
+    FP8COMM_TRY(reducer->cuda->functions->allocate(reducer->cuda, bytes, &memory));
+    slot->memory = memory;
+  } else {
+    slot->memory = fp8comm_allocate(bytes);
+  }
   if (!slot->memory)
     return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
   (void)lay_out(reducer, slot, slot->memory);
   reducer->memory_bytes += bytes;
+  return reducer->cuda ? make_slot_on_device(reducer, slot) : FP8CORE_OK;
+}
+
+static void free_slot(const fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
+  if (!reducer->cuda) {
+    free(slot->memory);
+    return;
+  }
+  if (slot->memory) reducer->cuda->functions->free(reducer->cuda, slot->memory);
+  if (!reducer->device_context) return;
+  (void)fp8core_free(reducer->device_context, slot->device_codes);
+  (void)fp8core_free(reducer->device_context, slot->device_values);
+  (void)fp8core_free(reducer->device_context, slot->device_sum);
+}
+
+// The contexts and records of a reducer of gradients on a GPU.
+static fp8core_status make_on_device(fp8comm_gradient_reducer *reducer, fp8comm_cuda *cuda) {
+  fp8core_context_options options = fp8core_context_options_default();
+  const size_t bytes = (size_t)reducer->tensor_count * sizeof(device_record);
+  void *memory;
+  reducer->context = NULL;
+  reducer->cuda = cuda;
+  FP8COMM_TRY(fp8core_context_create(&reducer->context, &options));
+  options.device = fp8core_context_device(cuda->context);
+  options.use_stream = 1;
+  options.stream = cuda->stream;
+  // Casts need none.
+  options.workspace_bytes = 256;
+  FP8COMM_TRY(fp8core_context_create(&reducer->device_context, &options));
+  FP8COMM_TRY(cuda->functions->allocate(cuda, bytes, &memory));
+  reducer->records = memory;
+  memset(reducer->records, 0, bytes);
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, bytes, &memory));
+  reducer->device_records = memory;
+  reducer->memory_bytes += 2 * bytes;
   return FP8CORE_OK;
+}
+
+static void free_on_device(fp8comm_gradient_reducer *reducer) {
+  if (!reducer->cuda) return;
+  if (reducer->device_context) (void)fp8core_free(reducer->device_context, reducer->device_records);
+  if (reducer->records) reducer->cuda->functions->free(reducer->cuda, reducer->records);
+  fp8core_context_destroy(&reducer->device_context);
+  fp8core_context_destroy(&reducer->context);
 }
 
 static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *elements) {
@@ -844,9 +1084,10 @@ static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *ele
   reducer->slot_count = (int)(in_flight < reducer->bucket_count ? in_flight : reducer->bucket_count);
   reducer->slots = calloc((size_t)reducer->slot_count, sizeof(*reducer->slots));
   if (!reducer->slots) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate buckets");
-  reducer->memory_bytes = sizeof(*reducer) + begins * sizeof(*reducer->begins) +
-                          count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
-                          (size_t)reducer->slot_count * sizeof(*reducer->slots);
+  reducer->memory_bytes +=
+    sizeof(*reducer) + begins * sizeof(*reducer->begins) +
+    count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
+    (size_t)reducer->slot_count * sizeof(*reducer->slots);
   for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
   reducer->digest = digest_of(reducer);
   return FP8CORE_OK;
@@ -883,9 +1124,13 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   *reducer = NULL;
   if (!communicator) return fp8comm_invalid("communicator is NULL, expected a communicator");
   if (!context) return fp8comm_invalid("context is NULL, expected a context");
-  if (fp8core_context_device(context).type != FP8CORE_DEVICE_CPU)
-    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
-                                  "context is on a GPU, expected the CPU: gradients are reduced in host memory");
+  fp8comm_cuda *cuda = NULL;
+  if (fp8core_context_device(context).type != FP8CORE_DEVICE_CPU) {
+    cuda = communicator->path != FP8COMM_PATH_NONE ? communicator->shared->cuda : NULL;
+    if (!cuda || cuda->context != context)
+      return fp8comm_invalid("context is on a GPU, but is not the communicator's, expected one that it was given by "
+                             "fp8comm_communicator_use_device()");
+  }
   if (tensors < 1 || tensors > INT32_MAX)
     return fp8comm_invalid("tensors is %lld, expected 1 to 2^31 - 1", (long long)tensors);
   if (!elements) return fp8comm_invalid("elements is NULL, expected %lld sizes", (long long)tensors);
@@ -913,7 +1158,8 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   made->owned = options.owners != NULL;
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
-  fp8core_status status = make(made, elements);
+  fp8core_status status = cuda ? make_on_device(made, cuda) : FP8CORE_OK;
+  if (status == FP8CORE_OK) status = make(made, elements);
   // The caller's, for this call only.
   made->options.owners = made->options.bucket_of = NULL;
   if (status == FP8CORE_OK) status = agree(made);
@@ -931,8 +1177,9 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
   *reducer = NULL;
   for (int i = 0; i < gone->slot_count && gone->slots; i++) {
     fp8comm_request_discard(&gone->slots[i].request);
-    free(gone->slots[i].memory);
+    free_slot(gone, &gone->slots[i]);
   }
+  free_on_device(gone);
   free(gone->slots);
   free(gone->begins);
   free(gone->buckets);
@@ -964,13 +1211,18 @@ fp8core_status fp8comm_gradient_bucket(const fp8comm_gradient_reducer *reducer, 
   return FP8CORE_OK;
 }
 
-static fp8core_status check_tensor(const char *name, int64_t index, const fp8core_tensor *tensor, int64_t elements) {
+static fp8core_status check_tensor(const fp8comm_gradient_reducer *reducer, const char *name, int64_t index,
+                                   const fp8core_tensor *tensor, int64_t elements) {
   const int64_t found = fp8core_tensor_elements(tensor);
   if (found < 0) return fp8comm_invalid("%s[%lld]: %s", name, (long long)index, fp8core_last_error());
   if (found != elements)
     return fp8comm_invalid("%s[%lld] has %lld elements, expected the %lld of the reducer", name, (long long)index,
                            (long long)found, (long long)elements);
-  if (tensor->device.type != FP8CORE_DEVICE_CPU)
+  if (reducer->cuda && (tensor->device.type != FP8CORE_DEVICE_CUDA || tensor->device.index != reducer->cuda->device))
+    return fp8comm_invalid("%s[%lld] is %s, expected the memory of CUDA device %d", name, (long long)index,
+                           tensor->device.type == FP8CORE_DEVICE_CUDA ? "on another GPU" : "in host memory",
+                           reducer->cuda->device);
+  if (!reducer->cuda && tensor->device.type != FP8CORE_DEVICE_CPU)
     return fp8comm_invalid("%s[%lld] is on a GPU, expected host memory", name, (long long)index);
   return FP8CORE_OK;
 }
@@ -979,12 +1231,12 @@ static fp8core_status check_bucket_tensors(const fp8comm_gradient_reducer *reduc
                                            const fp8core_tensor *inputs, const fp8core_tensor *outputs) {
   for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
     const fp8core_dtype dtype = outputs[i].dtype;
-    FP8COMM_TRY(check_tensor("inputs", i, &inputs[i], reducer->tensors[i].elements));
+    FP8COMM_TRY(check_tensor(reducer, "inputs", i, &inputs[i], reducer->tensors[i].elements));
     if (!is_for(reducer, &reducer->tensors[i])) continue;
     // What scales it comes with is not looked at.
     fp8core_tensor output = outputs[i];
     output.scale = output.scale_inverse = NULL;
-    FP8COMM_TRY(check_tensor("outputs", i, &output, reducer->tensors[i].elements));
+    FP8COMM_TRY(check_tensor(reducer, "outputs", i, &output, reducer->tensors[i].elements));
     if (dtype != FP8CORE_FP32 && dtype != FP8CORE_BF16 && dtype != FP8CORE_FP16 && dtype != reducer->wire)
       return fp8comm_invalid("outputs[%lld] is %s, expected fp32, bf16, fp16%s%s", (long long)i,
                              fp8core_dtype_name(dtype), reducer->scaled ? " or the wire's " : "",
@@ -1025,13 +1277,21 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
     const double mu = tensor->mu;
     tensor->input = inputs[i];
     // Its scale may be the one that this step is going to write: what it is now counts.
-    tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
-    tensor->input.scale_inverse = &tensor->input_scale_inverse;
+    tensor->given_scale_inverse = inputs[i].scale_inverse;
+    if (reducer->cuda) {
+      tensor->input.scale_inverse = &reducer->device_records[i].input_scale_inverse;
+    } else {
+      tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
+      tensor->input.scale_inverse = &tensor->input_scale_inverse;
+    }
     tensor->input.amax = NULL;
     if (is_for(reducer, tensor)) {
       const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
-      outputs[i].scale = narrow ? &tensor->output_scale : NULL;
-      outputs[i].scale_inverse = narrow ? &tensor->output_scale_inverse : NULL;
+      const device_record *record = reducer->cuda ? &reducer->device_records[i] : NULL;
+      outputs[i].scale = !narrow ? NULL : record ? &record->output_scale : &tensor->output_scale;
+      outputs[i].scale_inverse = !narrow  ? NULL
+                                 : record ? &record->output_scale_inverse
+                                          : &tensor->output_scale_inverse;
       tensor->output = outputs[i];
     }
     memset(&tensor->statistics, 0, sizeof(tensor->statistics));
@@ -1067,7 +1327,9 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
   slot->bucket = bucket;
   slot->ticket = reducer->tickets++;
   bucket->started = 1;
+  const fp8core_status status = reducer->cuda ? begin_on_device(slot) : FP8CORE_OK;
   build(slot);
+  if (status != FP8CORE_OK) slot->request->status = status;
   return note(reducer, fp8comm_request_start(&slot->request));
 }
 

@@ -16,6 +16,8 @@ typedef struct fp8comm_gradient_tensor {
   fp8core_tensor input;
   fp8core_tensor output;
   float input_scale_inverse;
+  // The input's own, wherever it lies.
+  const float *given_scale_inverse;
   float sum_scale;
   float sum_scale_inverse;
   float mean_scale_inverse;
