@@ -38,6 +38,10 @@ static fp8core_status find_transport(const char *name, const fp8comm_transport *
   if (!name || strcmp(name, "ucx") == 0) *transport = &fp8comm_ucx_transport;
 #endif
   if (*transport) return FP8CORE_OK;
+  if (name && strcmp(name, "nccl") == 0)
+    return fp8comm_invalid(
+      "transport is \"nccl\", expected \"ucx\" or NULL: NCCL moves device memory beside a transport, "
+      "see fp8comm_communicator_use_device()");
   if (name && strcmp(name, "ucx") != 0) return fp8comm_invalid("transport is \"%s\", expected \"ucx\" or NULL", name);
   return fp8core_set_last_error(
     FP8CORE_ERROR_NOT_SUPPORTED,

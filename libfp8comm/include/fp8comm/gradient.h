@@ -5,9 +5,11 @@
  * as one: a message of the tensors' amaxes, from which every rank has the same scales; the codes; and a message of
  * counts, from which every rank has the same next scaling factors. numerics.md, "Gradient all-reduce", has all rules.
  *
- * The mean has the same bits on every rank and from run to run, on any number of threads and any CPU tier. Host memory
- * only. Threads: one at a time, as communicator and context are. Statuses, failures and messages: communicator.h. A
- * failure of the communicator within a call leaves the reducer good for nothing but fp8comm_gradient_destroy().
+ * The mean has the same bits on every rank and from run to run, on any number of threads, any CPU tier, and CUDA.
+ * Gradients and means lie in the memory of the context's device. On CUDA amaxes and casts are the GPU's, on the
+ * communicator's own stream there; what travels is added up on the host, whatever the communicator's path. Threads: one
+ * at a time, as communicator and context are. Statuses, failures and messages: communicator.h. A failure of the
+ * communicator within a call leaves the reducer good for nothing but fp8comm_gradient_destroy().
  *
  * A gradient with an infinity or a NaN on any rank: every rank learns of it in the same call (the result, and the
  * tensor's statistics), the mean of that tensor is NaN throughout, so that an optimizer that looks skips the step, and
@@ -124,12 +126,17 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
  * more with \p measure_snr). Tensors are packed in the order of their indices. Blocking, collective.
  *
  * \param reducer receives the handle, NULL on failure.
- * \param communicator, context must outlive the reducer. The context is a CPU's; its threads do the casts.
+ * \param communicator, context must outlive the reducer. A CPU's context does casts and sums with its threads. One of a
+ *        CUDA device is that of fp8comm_communicator_use_device(); the reducer's memory on the host is then
+ * page-locked, the device holds for each bucket in flight the bytes of the largest one (and 4 an element of this rank's
+ * tensors with \p owners, 4 of all with \p measure_snr), and sums are done by as many threads as a CPU context has by
+ *        default.
  * \param tensors at least 1.
  * \param elements of each tensor, at least 0; read during the call.
  * \param options NULL for the defaults.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, and where ranks do not agree on sizes and options;
- *         FP8CORE_ERROR_NOT_SUPPORTED for a context on a GPU; FP8CORE_ERROR_VERSION_MISMATCH;
+ *         and for a context on a GPU that is not the communicator's; FP8CORE_ERROR_VERSION_MISMATCH;
+ *         FP8CORE_ERROR_DEVICE;
  *         FP8CORE_ERROR_OUT_OF_MEMORY; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer,
@@ -155,16 +162,15 @@ typedef struct fp8comm_gradient_result {
 /**
  * The mean of every tensor over all ranks: all buckets are started, and waited for. Blocking, collective.
  *
- * \param inputs one a tensor, in host memory, of any dtype, shape and row stride, with as many elements as at creation;
- *        FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes.
- * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8; of a tensor that another
- *        rank owns anything, which is left alone. Written: the data, at the end of the bucket; and scale and
- *        scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's next start, else
- *        are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the same
- *        tensor's input; any other overlap is the caller's fault.
+ * \param inputs one a tensor, on the context's device, of any dtype, shape and row stride, with as many elements as at
+ * creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. \param outputs one a tensor,
+ * with as many elements: FP32, BF16, FP16, or the wire's FP8; of a tensor that another rank owns anything, which is
+ * left alone. Written: the data, at the end of the bucket; and scale and scale_inverse, which with FP8 point to floats
+ * of the reducer's that hold until the tensor's next start, else are NULL. amax is raised as by fp8core_cast(). In
+ * place where an output has the data pointer of the same tensor's input; any other overlap is the caller's fault.
  * \param result may be NULL.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on a GPU, or of another size or dtype, before
- *         anything of this call is exchanged; those of communicator.h.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or
+ * dtype, before anything of this call is exchanged; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_all_reduce(fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
                                                        fp8core_tensor *outputs, fp8comm_gradient_result *result);
