@@ -24,7 +24,8 @@ static fp8core_status launch(const fp8comm_shared *shared, fp8comm_request *firs
   if (first->collective.header.operation == FP8COMM_OPERATION_SEND) {
     // What was started with it goes with it: two ranks may send to each other.
     for (fp8comm_request *one = first->next; one && count < GROUP; one = one->next) {
-      if (one->nccl_state == FP8COMM_NCCL_NONE) continue;
+      if (one->nccl_state == FP8COMM_NCCL_NONE && one->nccl_steps == 0) continue;
+      if (one->nccl_state != FP8COMM_NCCL_QUEUED) break;
       if (one->collective.header.operation != FP8COMM_OPERATION_SEND || one->communicator != first->communicator) break;
       group[count++] = one;
     }
@@ -42,7 +43,9 @@ fp8core_status fp8comm_device_progress(fp8comm_shared *shared) {
   for (fp8comm_request *request = shared->active; request; request = request->next) {
     int done = 0;
     switch (request->nccl_state) {
-    case FP8COMM_NCCL_NONE: break;
+    case FP8COMM_NCCL_NONE:
+      if (request->nccl_steps > 0) return FP8CORE_OK;
+      break;
     case FP8COMM_NCCL_QUEUED: return launch(shared, request);
     case FP8COMM_NCCL_LAUNCHING:
       FP8COMM_TRY(fp8comm_nccl_poll(request->communicator->nccl, &done));
@@ -50,18 +53,34 @@ fp8core_status fp8comm_device_progress(fp8comm_shared *shared) {
       if (!done) return FP8CORE_OK;
       FP8COMM_TRY(cuda->functions->record(cuda, &request->marks[0]));
       request->nccl_state = FP8COMM_NCCL_RUNNING;
+      // What comes after its last step may follow on the stream.
+      if (request->nccl_steps > 1) return FP8CORE_OK;
       break;
     case FP8COMM_NCCL_RUNNING:
       FP8COMM_TRY(cuda->functions->query(cuda, request->marks[0], &done));
       if (done) {
         request->nccl_state = FP8COMM_NCCL_NONE;
+        // Its next step may begin, or end it.
+        if (request->nccl_steps > 0) return FP8CORE_OK;
       } else {
         FP8COMM_TRY(fp8comm_nccl_poll(request->communicator->nccl, &done));
+        if (request->nccl_steps > 1) return FP8CORE_OK;
       }
       break;
     }
   }
   return FP8CORE_OK;
+}
+
+// Takes its place in the queue, and waits. Without a collective it is there already.
+static void step_nccl(fp8comm_request *request, const fp8comm_step *step, int *done) {
+  if (step->source && request->nccl_begun != step) {
+    request->nccl_begun = step;
+    request->collective = *(const fp8comm_collective *)step->source;
+    request->nccl_state = FP8COMM_NCCL_QUEUED;
+  }
+  *done = request->nccl_state == FP8COMM_NCCL_NONE;
+  if (*done && step->source) request->nccl_steps--;
 }
 
 fp8core_status fp8comm_device_step(fp8comm_request *request, const fp8comm_step *step, int *done) {
@@ -72,8 +91,15 @@ fp8core_status fp8comm_device_step(fp8comm_request *request, const fp8comm_step 
     return cuda->functions->copy(cuda, step->destination, step->source, step->count);
   case FP8COMM_STEP_DEVICE_MARK: return cuda->functions->record(cuda, &request->marks[step->offset]);
   case FP8COMM_STEP_DEVICE_WAIT: return cuda->functions->query(cuda, request->marks[step->offset], done);
-  default: *done = request->nccl_state == FP8COMM_NCCL_NONE; return FP8CORE_OK;
+  default: step_nccl(request, step, done); return FP8CORE_OK;
   }
+}
+
+void fp8comm_add_nccl(fp8comm_request *request, const fp8comm_collective *collective) {
+  fp8comm_add_step(request, FP8COMM_STEP_NCCL, 0);
+  if (request->status != FP8CORE_OK) return;
+  request->steps[request->step_count - 1].source = collective;
+  request->nccl_steps++;
 }
 
 void fp8comm_device_cancel(fp8comm_request *request) {
@@ -82,6 +108,7 @@ void fp8comm_device_cancel(fp8comm_request *request) {
   if (request->nccl_state == FP8COMM_NCCL_LAUNCHING || request->nccl_state == FP8COMM_NCCL_RUNNING)
     fp8comm_nccl_close(&communicator->nccl, 1);
   request->nccl_state = FP8COMM_NCCL_NONE;
+  request->nccl_steps = 0;
   if (request->copying) cuda->functions->synchronize(cuda);
   request->copying = 0;
 }
@@ -310,8 +337,7 @@ static fp8core_status build_nccl(fp8comm_request *request, const fp8comm_collect
     memcpy(request->scratch, collective->counts, bytes);
     request->collective.counts = request->scratch;
   }
-  request->nccl_state = FP8COMM_NCCL_QUEUED;
-  fp8comm_add_step(request, FP8COMM_STEP_NCCL, 0);
+  fp8comm_add_nccl(request, &request->collective);
   return FP8CORE_OK;
 }
 

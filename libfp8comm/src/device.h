@@ -3,6 +3,7 @@
 #ifndef FP8COMM_SRC_DEVICE_H
 #define FP8COMM_SRC_DEVICE_H
 
+#include "cuda/kernels.h"
 #include "fp8comm/device.h"
 #include "internal.h"
 
@@ -43,6 +44,8 @@ struct fp8comm_cuda_functions {
   // Page-locked host memory.
   fp8core_status (*allocate)(fp8comm_cuda *cuda, size_t bytes, void **memory);
   void (*free)(fp8comm_cuda *cuda, void *memory);
+  // Puts a sum of codes on the stream.
+  fp8core_status (*sum)(fp8comm_cuda *cuda, const fp8comm_sum_job *job);
 };
 
 // From a context of a CUDA device, as far as it says.
@@ -76,6 +79,11 @@ fp8core_status fp8comm_device_find(const fp8comm_communicator *communicator, con
                                    int *on_device);
 // Adds the steps of a collective on device memory to its request, which has been begun.
 fp8core_status fp8comm_device_build(fp8comm_request *request, const fp8comm_collective *collective);
+// Adds a step that NCCL does, on a communicator of its path: any of the collectives, or
+// FP8COMM_OPERATION_GRADIENT, in which every rank gets from all others its part of `send` (of `counts` elements, one
+// part after the other), those of the rank before it first, and each at a multiple of 16 bytes. The collective is read
+// when the step's turn comes.
+void fp8comm_add_nccl(fp8comm_request *request, const fp8comm_collective *collective);
 // The same path for a communicator that was split off.
 fp8core_status fp8comm_device_inherit(fp8comm_communicator *communicator, const fp8comm_communicator *parent);
 // Gives NCCL what is its turn, of all requests in flight.

@@ -45,7 +45,8 @@ typedef struct device_record {
   float mean_scale_inverse;
   float output_scale;
   float output_scale_inverse;
-  float unused[2];
+  float sum_scale_inverse;
+  float mean_amax;
   fp8core_cast_statistics statistics;
 } device_record;
 
@@ -75,6 +76,12 @@ typedef struct gradient_slot {
   unsigned char *device_codes;
   float *device_values;
   float *device_sum;
+  // Where NCCL exchanges codes: those of this rank's part that others have sent, elements of each rank's part, and what
+  // NCCL has to do.
+  unsigned char *device_parts;
+  int64_t *part_counts;
+  fp8comm_collective exchange;
+  fp8comm_collective gather;
   fp8comm_reducer sum_rule;
   fp8comm_reducer exact_rule;
 } gradient_slot;
@@ -107,6 +114,8 @@ struct fp8comm_gradient_reducer {
   fp8core_context *device_context;
   device_record *device_records;
   device_record *records;
+  // Whether codes stay on the GPU: NCCL exchanges them, a kernel adds them up.
+  int direct;
   uint64_t digest;
   // A bucket has failed, and the communicator with it.
   int failed;
@@ -385,6 +394,7 @@ static fp8core_status begin_on_device(gradient_slot *slot) {
     device_record *record = &reducer->records[slot->bucket->first + i];
     record->amax = 0;
     record->input_scale_inverse = 1;
+    record->mean_amax = 0;
     memset(&record->statistics, 0, sizeof(record->statistics));
   }
   FP8COMM_TRY(upload_records(slot));
@@ -412,17 +422,57 @@ static fp8core_status measured(void *data) {
 }
 
 static fp8core_status upload_scales(gradient_slot *slot) {
-  for (int64_t i = 0; i < slot->bucket->count; i++)
-    slot->reducer->records[slot->bucket->first + i].wire_scale = tensor_of(slot, i)->statistics.wire_scale;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = &slot->reducer->records[slot->bucket->first + i];
+    record->wire_scale = tensor->statistics.wire_scale;
+    record->sum_scale_inverse = tensor->sum_scale_inverse;
+  }
   return upload_records(slot);
 }
 
 static fp8core_status download_codes(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   const size_t elements = slot->bucket->elements;
+  // After the sum.
+  if (reducer->direct) return FP8CORE_OK;
   FP8COMM_TRY(copy(slot, slot->codes, slot->device_codes, elements * reducer->element));
   if (reducer->options.measure_snr)
     FP8COMM_TRY(copy(slot, slot->values, slot->device_values, elements * sizeof(float)));
+  return download_records(slot);
+}
+
+static fp8core_tensor device_vector(const fp8comm_gradient_reducer *reducer, void *data, fp8core_dtype dtype,
+                                    size_t elements) {
+  fp8core_tensor made = vector(data, dtype, elements);
+  made.device = fp8core_context_device(reducer->device_context);
+  return made;
+}
+
+// What NCCL has brought is added up; and the amaxes of the means.
+static fp8core_status sum_on_device(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), elements = own_count(slot);
+  const fp8comm_sum_job job = {.dtype = reducer->wire,
+                               .own = slot->device_codes + begin,
+                               .others = slot->device_parts,
+                               .stride = (elements + 15) / 16 * 16,
+                               .other_count = reducer->communicator->size - 1,
+                               .sum = slot->device_sum,
+                               .count = (int64_t)elements};
+  slot->request->copying = 1;
+  FP8COMM_TRY(reducer->cuda->functions->sum(reducer->cuda, &job));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = device_record_of(reducer, tensor);
+    size_t from;
+    const size_t part = overlap(tensor, begin, begin + elements, &from);
+    if (part == 0) continue;
+    fp8core_tensor mean = device_vector(reducer, slot->device_sum + (from - begin), FP8CORE_FP32, part);
+    mean.scale_inverse = &record->sum_scale_inverse;
+    FP8COMM_TRY(fp8core_amax(reducer->device_context, &mean, &record->mean_amax));
+  }
   return download_records(slot);
 }
 
@@ -543,6 +593,10 @@ static fp8core_status count(void *data) {
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
     record->flushed_to_zero = tensor->statistics.flushed_to_zero;
     if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
+    if (reducer->direct) {
+      record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
+      continue;
+    }
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
     float amax = 0;
     mean.scale_inverse = &tensor->sum_scale_inverse;
@@ -571,6 +625,45 @@ static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm
   return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
 }
 
+// Whether what an output is cast from is a mean as it travels; what an owner has not rounded so is still a sum.
+static int is_coded(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return reducer->options.algorithm == FP8COMM_NATIVE || tensor->statistics.nonfinite ||
+         is_requantised(reducer, tensor);
+}
+
+// The scales of the means, or of an owner's means and sums.
+static fp8core_status upload_mean_scales(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = &reducer->records[slot->bucket->first + i];
+    record->mean_scale_inverse = is_coded(reducer, tensor) ? tensor->mean_scale_inverse : tensor->sum_scale_inverse;
+    record->output_scale = tensor->statistics.mean_scale;
+    record->output_scale_inverse = tensor->mean_scale_inverse;
+  }
+  return upload_records(slot);
+}
+
+// What requantise() does on the host.
+static fp8core_status requantise_on_device(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), end = begin + own_count(slot);
+  FP8COMM_TRY(upload_mean_scales(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    const device_record *record = device_record_of(reducer, tensor);
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    if (elements == 0 || tensor->statistics.nonfinite || !is_requantised(reducer, tensor)) continue;
+    fp8core_tensor mean = device_vector(reducer, slot->device_sum + (from - begin), FP8CORE_FP32, elements);
+    fp8core_tensor codes = device_vector(reducer, cast_code_at(slot, from), reducer->wire, elements);
+    mean.scale_inverse = &record->sum_scale_inverse;
+    codes.scale = &record->output_scale;
+    FP8COMM_TRY(fp8core_cast(reducer->device_context, NULL, &mean, &codes));
+  }
+  return FP8CORE_OK;
+}
+
 // The mean of this rank's part, as it travels; and what the counts of all ranks tell.
 static fp8core_status requantise(void *data) {
   gradient_slot *slot = data;
@@ -597,14 +690,15 @@ static fp8core_status requantise(void *data) {
     tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
-    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor)) continue;
+    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor) || reducer->direct)
+      continue;
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
     fp8core_tensor codes = vector(code_at(slot, from), reducer->wire, elements);
     mean.scale_inverse = &tensor->sum_scale_inverse;
     codes.scale = &statistics->mean_scale;
     FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &mean, &codes));
   }
-  return FP8CORE_OK;
+  return reducer->direct ? requantise_on_device(slot) : FP8CORE_OK;
 }
 
 // Squares of the exact mean, and of what the mean that travels, or an owner has, is off by, in this rank's part.
@@ -641,27 +735,23 @@ static fp8core_status compare(void *data) {
   return FP8CORE_OK;
 }
 
-// Whether what an output is cast from is a mean as it travels; what an owner has not rounded so is still a sum.
-static int is_coded(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
-  return reducer->options.algorithm == FP8COMM_NATIVE || tensor->statistics.nonfinite ||
-         is_requantised(reducer, tensor);
-}
-
-// The means, or an owner's means and sums, and their scales.
+// The means, or an owner's means and sums, and their scales; where those are on the GPU, the NaNs that were filled in.
 static fp8core_status upload_means(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   const size_t first = reducer->owned ? own_begin(slot) : 0;
   const size_t elements = reducer->owned ? own_count(slot) : slot->bucket->elements;
+  if (!reducer->direct) {
+    FP8COMM_TRY(upload_mean_scales(slot));
+    if (slot->device_sum) FP8COMM_TRY(copy(slot, slot->device_sum, slot->sum, elements * sizeof(float)));
+    return copy(slot, slot->device_codes + first * reducer->element, code_at(slot, first), elements * reducer->element);
+  }
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    device_record *record = &reducer->records[slot->bucket->first + i];
-    record->mean_scale_inverse = is_coded(reducer, tensor) ? tensor->mean_scale_inverse : tensor->sum_scale_inverse;
-    record->output_scale = tensor->statistics.mean_scale;
-    record->output_scale_inverse = tensor->mean_scale_inverse;
+    if (!tensor->statistics.nonfinite || !is_for(reducer, tensor)) continue;
+    FP8COMM_TRY(copy(slot, cast_code_at(slot, tensor->offset), code_at(slot, tensor->offset),
+                     (size_t)tensor->elements * reducer->element));
   }
-  FP8COMM_TRY(upload_records(slot));
-  if (slot->device_sum) FP8COMM_TRY(copy(slot, slot->device_sum, slot->sum, elements * sizeof(float)));
-  return copy(slot, slot->device_codes + first * reducer->element, code_at(slot, first), elements * reducer->element);
+  return FP8CORE_OK;
 }
 
 static void fill_with_nan(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
@@ -711,6 +801,42 @@ static fp8core_status unpack(void *data) {
     FP8COMM_TRY(fp8core_cast(cast_context(reducer), &options, &mean, &target));
   }
   return FP8CORE_OK;
+}
+
+// The same without the host: NCCL takes the codes to where they are added up, and the means to all.
+static void build_direct(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const fp8comm_communicator *communicator = reducer->communicator;
+  fp8comm_request *request = slot->request;
+  const size_t count_of = (size_t)slot->bucket->count;
+  // One without elements has nothing to exchange.
+  const int travels = slot->bucket->elements > 0;
+  for (int i = 0; i < communicator->size; i++)
+    slot->part_counts[i] = (int64_t)fp8comm_part_count(&slot->bucket->parts, i);
+  memset(&slot->exchange, 0, sizeof(slot->exchange));
+  slot->exchange.element = reducer->element;
+  slot->exchange.counts = slot->part_counts;
+  slot->gather = slot->exchange;
+  slot->exchange.header.operation = FP8COMM_OPERATION_GRADIENT;
+  slot->exchange.send = slot->device_codes;
+  slot->exchange.receive = slot->device_parts;
+  slot->gather.header.operation = FP8COMM_OPERATION_ALL_GATHERV;
+  slot->gather.send = slot->device_codes + own_begin(slot);
+  slot->gather.receive = slot->device_codes;
+  build_device_wait(request);
+  fp8comm_add_call(request, measured, slot);
+  build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
+  fp8comm_add_call(request, quantise, slot);
+  if (travels) fp8comm_add_nccl(request, &slot->exchange);
+  fp8comm_add_call(request, sum_on_device, slot);
+  build_device_wait(request);
+  fp8comm_add_call(request, quantised, slot);
+  fp8comm_add_call(request, count, slot);
+  build_exchange(slot, &counts_rule, slot->counts, count_of);
+  fp8comm_add_call(request, requantise, slot);
+  if (travels && !reducer->owned) fp8comm_add_nccl(request, &slot->gather);
+  fp8comm_add_call(request, unpack, slot);
+  build_device_wait(request);
 }
 
 static void build(gradient_slot *slot) {
@@ -971,14 +1097,24 @@ static fp8core_status make_slot_on_device(fp8comm_gradient_reducer *reducer, gra
   largest(reducer, &elements, &part);
   const size_t codes = elements * reducer->element;
   const size_t values = reducer->options.measure_snr ? elements * sizeof(float) : 0;
-  const size_t sum = reducer->owned && reducer->options.algorithm != FP8COMM_NATIVE ? part * sizeof(float) : 0;
+  const int sums = reducer->direct || (reducer->owned && reducer->options.algorithm != FP8COMM_NATIVE);
+  const size_t sum = sums ? part * sizeof(float) : 0;
+  const size_t ranks = (size_t)reducer->communicator->size;
+  const size_t parts = reducer->direct ? (ranks - 1) * ((part + 15) / 16 * 16) : 0;
   FP8COMM_TRY(fp8core_alloc(reducer->device_context, codes, &memory));
   slot->device_codes = memory;
   FP8COMM_TRY(fp8core_alloc(reducer->device_context, values, &memory));
   slot->device_values = memory;
   FP8COMM_TRY(fp8core_alloc(reducer->device_context, sum, &memory));
   slot->device_sum = memory;
-  reducer->memory_bytes += codes + values + sum;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, parts, &memory));
+  slot->device_parts = memory;
+  if (reducer->direct) {
+    slot->part_counts = calloc(ranks, sizeof(*slot->part_counts));
+    if (!slot->part_counts)
+      return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the parts of a bucket");
+  }
+  reducer->memory_bytes += codes + values + sum + parts;
   return FP8CORE_OK;
 }
 
@@ -1010,11 +1146,13 @@ static void free_slot(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
     free(slot->memory);
     return;
   }
+  free(slot->part_counts);
   if (slot->memory) reducer->cuda->functions->free(reducer->cuda, slot->memory);
   if (!reducer->device_context) return;
   (void)fp8core_free(reducer->device_context, slot->device_codes);
   (void)fp8core_free(reducer->device_context, slot->device_values);
   (void)fp8core_free(reducer->device_context, slot->device_sum);
+  (void)fp8core_free(reducer->device_context, slot->device_parts);
 }
 
 // The contexts and records of a reducer of gradients on a GPU.
@@ -1156,6 +1294,8 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
                                                             : FP8CORE_BF16;
   made->element = fp8core_dtype_size(made->wire);
   made->owned = options.owners != NULL;
+  made->direct = cuda && communicator->path == FP8COMM_PATH_NCCL && communicator->size > 1 &&
+                 options.algorithm == FP8COMM_TWO_SHOT && !options.measure_snr;
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
   fp8core_status status = cuda ? make_on_device(made, cuda) : FP8CORE_OK;
@@ -1328,7 +1468,11 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
   slot->ticket = reducer->tickets++;
   bucket->started = 1;
   const fp8core_status status = reducer->cuda ? begin_on_device(slot) : FP8CORE_OK;
-  build(slot);
+  if (reducer->direct) {
+    build_direct(slot);
+  } else {
+    build(slot);
+  }
   if (status != FP8CORE_OK) slot->request->status = status;
   return note(reducer, fp8comm_request_start(&slot->request));
 }

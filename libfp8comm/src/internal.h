@@ -196,6 +196,10 @@ struct fp8comm_request {
   // Of NCCL.
   fp8comm_collective collective;
   fp8comm_nccl_state nccl_state;
+  // Steps that are still to come; until they have, it is no later request's turn, so that ranks keep one order.
+  int nccl_steps;
+  // The one that has its place in NCCL's queue, or had it last.
+  const struct fp8comm_step *nccl_begun;
   // Of device memory: whether copies may be under way; marks, and page-locked memory, kept as scratch is.
   int copying;
   void *marks[2];
@@ -247,7 +251,8 @@ fp8core_status fp8comm_request_start(fp8comm_request **request);
 void fp8comm_request_discard(fp8comm_request **request);
 
 // schedule.c: algorithms, as steps of a request. A part is what one rank owns: `part` elements from rank * part
-// on, up to `count`; or, where `begins` is not NULL, the elements from begins[rank] to begins[rank + 1], at most `part`.
+// on, up to `count`; or, where `begins` is not NULL, the elements from begins[rank] to begins[rank + 1], at most
+// `part`.
 typedef struct fp8comm_parts {
   size_t count;
   size_t part;

@@ -4,12 +4,20 @@
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fake_cuda.h"
 #include "nccl/library.h"
 #include "numerics.h"
+
+// What an NCCL would not bear, or libfp8comm never does.
+#define refuse()                                                                                                       \
+  do {                                                                                                                 \
+    (void)fprintf(stderr, "%s:%d: the played NCCL is used wrongly\n", __FILE__, __LINE__);                             \
+    abort();                                                                                                           \
+  } while (0)
 
 #define MOST_RANKS 64
 #define MOST_OPERATIONS 256
@@ -76,7 +84,7 @@ static size_t size_of(ncclDataType_t type) {
   case ncclFloat32: return 4;
   case ncclInt64:
   case ncclFloat64: return 8;
-  default: abort();
+  default: refuse();
   }
 }
 
@@ -126,7 +134,7 @@ static void store(ncclDataType_t type, void *data, size_t index, double value) {
 static double combine(ncclRedOp_t reduction, double one, double other) {
   if (reduction == ncclMin) return one < other ? one : other;
   if (reduction == ncclMax) return one > other ? one : other;
-  if (reduction != ncclSum) abort();
+  if (reduction != ncclSum) refuse();
   return one + other;
 }
 
@@ -149,7 +157,7 @@ static void carry_out(clique *of, int place) {
   }
   const size_t parts = all[0]->what == ALL_REDUCE ? 1 : (size_t)size;
   unsigned char *results = malloc(parts * bytes + 1);
-  if (!results) abort();
+  if (!results) refuse();
   if (all[0]->what == ALL_GATHER) {
     for (int i = 0; i < size; i++) memcpy(results + (size_t)i * bytes, all[i]->send, bytes);
   } else {
@@ -255,7 +263,7 @@ static clique *find_clique(const ncclUniqueId *id, int size) {
     if (memcmp(&one->id, id, sizeof(*id)) == 0) return one;
   }
   clique *made = calloc(1, sizeof(*made));
-  if (!made) abort();
+  if (!made) refuse();
   made->id = *id;
   made->size = size;
   made->next = cliques;
@@ -266,12 +274,12 @@ static clique *find_clique(const ncclUniqueId *id, int size) {
 static ncclResult_t fake_ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniqueId id, int rank,
                                                 ncclConfig_t *config) {
   ncclComm_t made = calloc(1, sizeof(*made));
-  if (!made || config->blocking != 0 || size > MOST_RANKS) abort();
+  if (!made || config->blocking != 0 || size > MOST_RANKS) refuse();
   (void)cudaGetDevice(&made->device);
   made->rank = rank;
   (void)pthread_mutex_lock(&lock);
   made->in = find_clique(&id, size);
-  if (made->in->size != size || made->in->members[rank]) abort();
+  if (made->in->size != size || made->in->members[rank]) refuse();
   made->in->members[rank] = made;
   made->in->joined++;
   (void)pthread_mutex_unlock(&lock);
@@ -303,7 +311,7 @@ static ncclResult_t fake_ncclCommGetAsyncError(ncclComm_t communicator, ncclResu
 
 static ncclResult_t fake_ncclCommFinalize(ncclComm_t communicator) {
   (void)pthread_mutex_lock(&lock);
-  if (communicator->groups || communicator->given || communicator->finalizing) abort();
+  if (communicator->groups || communicator->given || communicator->finalizing) refuse();
   communicator->finalizing = 1;
   communicator->in->finalized++;
   (void)pthread_mutex_unlock(&lock);
@@ -313,7 +321,7 @@ static ncclResult_t fake_ncclCommFinalize(ncclComm_t communicator) {
 static ncclResult_t end(ncclComm_t communicator, int orderly) {
   (void)pthread_mutex_lock(&lock);
   clique *in = communicator->in;
-  if (orderly && (!communicator->finalizing || in->finalized < in->size)) abort();
+  if (orderly && (!communicator->finalizing || in->finalized < in->size)) refuse();
   if (communicator->given) {
     communicator->given->next = communicator->groups;
     communicator->groups = communicator->given;
@@ -336,23 +344,24 @@ static ncclResult_t fake_ncclCommDestroy(ncclComm_t communicator) { return end(c
 static ncclResult_t fake_ncclCommAbort(ncclComm_t communicator) { return end(communicator, 0); }
 
 static ncclResult_t fake_ncclGroupStart(void) {
-  if (open_group) abort();
+  if (open_group) refuse();
   open_group = calloc(1, sizeof(*open_group));
-  if (!open_group) abort();
+  if (!open_group) refuse();
   open_communicator = NULL;
   return ncclSuccess;
 }
 
 static ncclResult_t add(operation one, ncclComm_t communicator, cudaStream_t stream) {
   // Without a group, and while what was given last is still being put on the stream: not as libfp8comm does it.
-  if (!open_group || open_group->count == MOST_OPERATIONS || communicator->given || communicator->finalizing) abort();
-  if (open_communicator && open_communicator != communicator) abort();
+  if (!open_group || open_group->count == MOST_OPERATIONS) refuse();
+  if (communicator->given || communicator->finalizing) refuse();
+  if (open_communicator && open_communicator != communicator) refuse();
   struct cudaPointerAttributes attributes;
   const void *const pointers[] = {one.send, one.receive};
   for (int i = 0; i < 2; i++) {
     if (!pointers[i]) continue;
     (void)cudaPointerGetAttributes(&attributes, pointers[i]);
-    if (attributes.type != cudaMemoryTypeDevice || attributes.device != communicator->device) abort();
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device != communicator->device) refuse();
   }
   open_communicator = communicator;
   open_stream = stream;
@@ -363,9 +372,9 @@ static ncclResult_t add(operation one, ncclComm_t communicator, cudaStream_t str
 static ncclResult_t fake_ncclGroupEnd(void) {
   group *ended = open_group;
   open_group = NULL;
-  if (!ended || !open_communicator) abort();
+  if (!ended || !open_communicator) refuse();
   ended->work = calloc(1, sizeof(*ended->work));
-  if (!ended->work) abort();
+  if (!ended->work) refuse();
   atomic_store(&ended->work->references, 1);
   (void)pthread_mutex_lock(&lock);
   open_communicator->given = ended;

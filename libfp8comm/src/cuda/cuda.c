@@ -5,6 +5,7 @@
 
 #include "../device.h"
 #include "fp8core/cuda.h"
+#include "kernels.h"
 
 static fp8core_status check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return FP8CORE_OK;
@@ -141,6 +142,16 @@ static void cuda_free(fp8comm_cuda *cuda, void *memory) {
   (void)cudaFreeHost(memory);
 }
 
+static fp8core_status cuda_sum(fp8comm_cuda *cuda, const fp8comm_sum_job *job) {
+  int previous;
+  if (job->count == 0) return FP8CORE_OK;
+  FP8COMM_TRY(enter(cuda, &previous));
+  const fp8core_status status =
+    check((cudaError_t)fp8comm_cuda_launch_sum(job, cuda->stream), "launch of a sum of codes");
+  leave(cuda, previous);
+  return status;
+}
+
 static const fp8comm_cuda_functions functions = {
   .close = cuda_close,
   .find = cuda_find,
@@ -152,6 +163,7 @@ static const fp8comm_cuda_functions functions = {
   .synchronize = cuda_synchronize,
   .allocate = cuda_allocate,
   .free = cuda_free,
+  .sum = cuda_sum,
 };
 
 static fp8core_status open_stream(fp8comm_cuda *cuda) {

@@ -149,6 +149,29 @@ static ncclRedOp_t reduction_of(fp8comm_reduction reduction) {
   return reduction == FP8COMM_MIN ? ncclMin : reduction == FP8COMM_MAX ? ncclMax : ncclSum;
 }
 
+static int goes_on(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
+// From the rank before this one, the one before that, and so on, in the order in which they are added up.
+static ncclResult_t put_parts(const fp8comm_nccl *nccl, const fp8comm_collective *collective) {
+  const fp8comm_nccl_table *library = &fp8comm_nccl_library;
+  const cudaStream_t stream = (cudaStream_t)nccl->cuda->stream;
+  const size_t own = (size_t)collective->counts[nccl->rank] * collective->element, stride = (own + 15) / 16 * 16;
+  const unsigned char *send = collective->send;
+  unsigned char *receive = collective->receive;
+  ncclResult_t result = ncclSuccess;
+  for (int rank = 0; rank < nccl->size && goes_on(result); rank++) {
+    const size_t theirs = (size_t)collective->counts[rank] * collective->element;
+    const int distance = (nccl->rank - rank + nccl->size) % nccl->size;
+    if (distance > 0 && theirs > 0)
+      result = library->ncclSend(send, theirs, ncclUint8, rank, nccl->communicator, stream);
+    if (distance > 0 && own > 0 && goes_on(result))
+      result =
+        library->ncclRecv(receive + (size_t)(distance - 1) * stride, own, ncclUint8, rank, nccl->communicator, stream);
+    send += theirs;
+  }
+  return result;
+}
+
 // What moves only moves as bytes.
 static ncclResult_t put(const fp8comm_nccl *nccl, const fp8comm_collective *collective) {
   const fp8comm_nccl_table *library = &fp8comm_nccl_library;
@@ -168,7 +191,7 @@ static ncclResult_t put(const fp8comm_nccl *nccl, const fp8comm_collective *coll
   case FP8COMM_OPERATION_ALL_GATHER:
     return library->ncclAllGather(send, receive, bytes, ncclUint8, communicator, stream);
   case FP8COMM_OPERATION_ALL_GATHERV:
-    for (int rank = 0; rank < nccl->size && (result == ncclSuccess || result == ncclInProgress); rank++) {
+    for (int rank = 0; rank < nccl->size && goes_on(result); rank++) {
       const size_t part = (size_t)collective->counts[rank] * collective->element;
       if (part > 0)
         result = library->ncclBroadcast(rank == nccl->rank ? send : receive, receive, part, ncclUint8, rank,
@@ -177,12 +200,13 @@ static ncclResult_t put(const fp8comm_nccl *nccl, const fp8comm_collective *coll
     }
     return result;
   case FP8COMM_OPERATION_ALL_TO_ALL:
-    for (int rank = 0; rank < nccl->size && (result == ncclSuccess || result == ncclInProgress); rank++) {
+    for (int rank = 0; rank < nccl->size && goes_on(result); rank++) {
       result = library->ncclSend(send + bytes * (size_t)rank, bytes, ncclUint8, rank, communicator, stream);
-      if (result == ncclSuccess || result == ncclInProgress)
+      if (goes_on(result))
         result = library->ncclRecv(receive + bytes * (size_t)rank, bytes, ncclUint8, rank, communicator, stream);
     }
     return result;
+  case FP8COMM_OPERATION_GRADIENT: return put_parts(nccl, collective);
   case FP8COMM_OPERATION_BROADCAST:
     return library->ncclBroadcast(receive, receive, bytes, ncclUint8, collective->peer, communicator, stream);
   default:
