@@ -1,6 +1,7 @@
 // Communication of device memory: ranks are threads, with a CUDA context each, on as many GPUs as there are (several
-// on one where they are few, which NCCL refuses: then its ranks are fewer). On GPUs; and, with FP8_TEST_EMULATED,
-// against a CUDA runtime and an NCCL that are played, of which the former copies no sooner than it is waited for.
+// on one where they are few, which NCCL refuses: then its ranks are fewer). On GPUs; and, as
+// check_comm_emulated, against a CUDA runtime and an NCCL that are played, of which the former copies no sooner than it
+// is waited for.
 #include "../comm/ranks.h"
 
 #include <math.h>
@@ -93,8 +94,7 @@ typedef struct device_case {
 
 // --- Every collective ---
 
-static void check_reduce(fp8comm_communicator *communicator, void *data) {
-  const device_case *one = data;
+static void reduce(fp8comm_communicator *communicator, const device_case *one) {
   fp8core_context *context = context_of(communicator);
   const int size = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
   const size_t element = fp8comm_dtype_size(one->dtype), bytes = (size_t)one->count * element;
@@ -103,9 +103,6 @@ static void check_reduce(fp8comm_communicator *communicator, void *data) {
   for (int64_t i = 0; i < one->count * size; i++) put(one->dtype, host, i, value_of(rank, i, one->dtype));
   unsigned char *in = on_device(context, host, total), *out = on_device(context, NULL, total);
   rank_check(communicator, host && in && out, "memory: %s", fp8core_last_error());
-  rank_ok(communicator, use(communicator, one->path));
-  rank_check(communicator, strcmp(fp8comm_communicator_device_path(communicator), one->path) == 0, "path is %s",
-             fp8comm_communicator_device_path(communicator));
   if (one->refused) {
     rank_refused(communicator, fp8comm_all_reduce(communicator, in, out, one->count, one->dtype, one->reduction),
                  FP8CORE_ERROR_NOT_SUPPORTED, fp8comm_dtype_name(one->dtype)[0] == 'e' ? "" : "bytes have no sum");
@@ -135,6 +132,30 @@ static void check_reduce(fp8comm_communicator *communicator, void *data) {
   rank_ok(communicator, fp8core_free(context, in));
   rank_ok(communicator, fp8core_free(context, out));
   free(host);
+}
+
+// The formats, of large ones two, and the reductions.
+static void check_reduce(fp8comm_communicator *communicator, void *data) {
+  static const fp8comm_dtype dtypes[] = {FP8COMM_FP32, FP8COMM_BF16,  FP8COMM_FP16,
+                                         FP8COMM_FP64, FP8COMM_INT64, FP8COMM_BYTE};
+  device_case one = *(const device_case *)data;
+  rank_ok(communicator, use(communicator, one.path));
+  rank_check(communicator, strcmp(fp8comm_communicator_device_path(communicator), one.path) == 0, "path is %s",
+             fp8comm_communicator_device_path(communicator));
+  for (size_t d = 0; d < (one.count > 2000 ? 2 : COUNT(dtypes)); d++) {
+    for (int reduction = FP8COMM_SUM; reduction <= FP8COMM_MAX; reduction++) {
+      one.dtype = dtypes[d];
+      one.reduction = (fp8comm_reduction)reduction;
+      one.refused = one.dtype == FP8COMM_BYTE && reduction == FP8COMM_SUM;
+      reduce(communicator, &one);
+    }
+  }
+}
+
+static void check_fp8_sum(fp8comm_communicator *communicator, void *data) {
+  const device_case *one = data;
+  rank_ok(communicator, use(communicator, one->path));
+  reduce(communicator, one);
 }
 
 static void check_moves(fp8comm_communicator *communicator, void *data) {
@@ -226,20 +247,11 @@ static const int64_t sizes[] = {0, 1, 7, 1023, 20001};
 
 static void reductions(void **unused) {
   (void)unused;
-  static const fp8comm_dtype dtypes[] = {FP8COMM_FP32, FP8COMM_BF16,  FP8COMM_FP16,
-                                         FP8COMM_FP64, FP8COMM_INT64, FP8COMM_BYTE};
   for (size_t p = 0; p < COUNT(paths); p++) {
     for (size_t r = 0; r < COUNT(rank_counts); r++) {
       for (size_t s = 0; s < COUNT(sizes) && rank_counts[r] <= most_ranks(paths[p]); s++) {
-        for (size_t d = 0; d < COUNT(dtypes); d++) {
-          if (sizes[s] > 2000 && d > 1) continue;
-          for (int reduction = FP8COMM_SUM; reduction <= FP8COMM_MAX; reduction++) {
-            device_case one = {paths[p], dtypes[d], (fp8comm_reduction)reduction, sizes[s], 0};
-            one.refused = one.dtype == FP8COMM_BYTE && reduction == FP8COMM_SUM;
-            if (sizes[s] > 2000 && reduction != FP8COMM_SUM) continue;
-            run_ranks(rank_counts[r], 0, check_reduce, &one);
-          }
-        }
+        device_case one = {paths[p], FP8COMM_FP32, FP8COMM_SUM, sizes[s], 0};
+        run_ranks(rank_counts[r], 0, check_reduce, &one);
       }
     }
   }
@@ -265,7 +277,7 @@ static void fp8_sums(void **unused) {
   for (size_t p = 0; p < COUNT(paths); p++) {
     for (int dtype = FP8COMM_E4M3; dtype <= FP8COMM_E5M2; dtype++) {
       device_case one = {paths[p], (fp8comm_dtype)dtype, FP8COMM_SUM, 1000, p == 0 || major < 9};
-      run_ranks(most_ranks(paths[p]) < 3 ? most_ranks(paths[p]) : 3, 0, check_reduce, &one);
+      run_ranks(most_ranks(paths[p]) < 3 ? most_ranks(paths[p]) : 3, 0, check_fp8_sum, &one);
     }
   }
 }

@@ -1,6 +1,6 @@
 // The gradient reducer on CUDA against the one on the CPU: means, scales, statistics and states are the same bits,
-// whatever algorithm, formats, owners and path. Ranks are threads, on as many GPUs as there are; with FP8_TEST_EMULATED
-// CUDA and NCCL are played.
+// whatever algorithm, formats, owners and path. Ranks are threads, on as many GPUs as there are; in
+// check_gradient_emulated CUDA and NCCL are played.
 #include "../comm/ranks.h"
 
 #include <math.h>

@@ -7,9 +7,10 @@
  *
  * The mean has the same bits on every rank and from run to run, on any number of threads, any CPU tier, and CUDA.
  * Gradients and means lie in the memory of the context's device. On CUDA amaxes and casts are the GPU's, on the
- * communicator's own stream there; what travels is added up on the host, whatever the communicator's path. Threads: one
- * at a time, as communicator and context are. Statuses, failures and messages: communicator.h. A failure of the
- * communicator within a call leaves the reducer good for nothing but fp8comm_gradient_destroy().
+ * communicator's own stream there; codes come to the host to travel and to be added up, but of two-shot over NCCL
+ * (without \p measure_snr) they stay on the GPU. Threads: one at a time, as communicator and context are. Statuses,
+ * failures and messages: communicator.h. A failure of the communicator within a call leaves the reducer good for
+ * nothing but fp8comm_gradient_destroy().
  *
  * A gradient with an infinity or a NaN on any rank: every rank learns of it in the same call (the result, and the
  * tensor's statistics), the mean of that tensor is NaN throughout, so that an optimizer that looks skips the step, and
@@ -127,17 +128,16 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
  *
  * \param reducer receives the handle, NULL on failure.
  * \param communicator, context must outlive the reducer. A CPU's context does casts and sums with its threads. One of a
- *        CUDA device is that of fp8comm_communicator_use_device(); the reducer's memory on the host is then
- * page-locked, the device holds for each bucket in flight the bytes of the largest one (and 4 an element of this rank's
- * tensors with \p owners, 4 of all with \p measure_snr), and sums are done by as many threads as a CPU context has by
- *        default.
+ *        CUDA device must be that of fp8comm_communicator_use_device(). Then the memory on the host is page-locked, and
+ *        the device holds for each bucket in flight the bytes of the largest one: twice those over NCCL; 4 an element
+ *        more of this rank's part with NCCL or \p owners, of all with \p measure_snr. Sums on the host are done by as
+ *        many threads as a CPU context has by default.
  * \param tensors at least 1.
  * \param elements of each tensor, at least 0; read during the call.
  * \param options NULL for the defaults.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, and where ranks do not agree on sizes and options;
  *         and for a context on a GPU that is not the communicator's; FP8CORE_ERROR_VERSION_MISMATCH;
- *         FP8CORE_ERROR_DEVICE;
- *         FP8CORE_ERROR_OUT_OF_MEMORY; those of communicator.h.
+ *         FP8CORE_ERROR_DEVICE; FP8CORE_ERROR_OUT_OF_MEMORY; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer,
                                                    fp8comm_communicator *communicator, fp8core_context *context,
@@ -155,7 +155,7 @@ typedef struct fp8comm_gradient_result {
   int64_t nonfinite_tensors;
   /** The lowest rank that had one; -1: none, or unknown (baselines). */
   int nonfinite_rank;
-  /** Bytes that this rank sent since the first bucket was started, counted by the transport. */
+  /** Bytes that this rank sent since the first bucket was started, counted by the transport; NCCL's are not. */
   uint64_t bytes_sent;
 } fp8comm_gradient_result;
 
