@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/sum.h"
 #include "device.h"
 #include "gradient.h"
 #include "gradient_rules.h"
@@ -11,8 +12,15 @@
 
 // Elements that are converted at once: in and out stay in the first two caches.
 #define CHUNK 16384
+// The same for an owner's sums, which all threads work on.
+#define OWNER_CHUNK 262144
+// Elements that are cast at once, from the last to the first: what the measuring before has read last is still in the
+// caches, and the codes stay there.
+#define CAST_CHUNK 1048576
 // Parts begin at multiples of this many elements.
 #define PART_ELEMENTS 64
+// Up to this many ranks an owner keeps all contributions to its tensors, beyond it their sum in FP32, which is smaller.
+#define KEPT_RANKS 5
 
 typedef struct gradient_bucket {
   int64_t first;
@@ -20,13 +28,16 @@ typedef struct gradient_bucket {
   size_t elements;
   fp8comm_parts parts;
   int started;
+  // What roundings of the mean of this rank's part have lost, in BF16, or NULL.
+  uint16_t *lost;
 } gradient_bucket;
 
 // What a rank tells of a tensor once its part is added up.
 typedef struct counts_record {
   // FP32 bits of the largest magnitude of the mean; as integers, so that a NaN wins.
   uint32_t amax;
-  uint32_t unused;
+  // Where the cast met an infinity or a NaN that the amax did not show: the number of ranks less the rank, or 0.
+  uint32_t nonfinite;
   uint64_t saturated_in_cast;
   uint64_t saturated_in_sum;
   uint64_t flushed_to_zero;
@@ -60,7 +71,11 @@ typedef struct gradient_slot {
   unsigned char *memory;
   // The bucket as it travels; then the mean.
   unsigned char *codes;
-  // FP32, of this rank's part.
+  // Of this rank's part, one of the two: what the other ranks contributed, each `stride` elements behind the one
+  // before, and where all contributions are, this rank's first; or the sum, in FP32.
+  unsigned char *received;
+  size_t stride;
+  const unsigned char **sources;
   float *sum;
   float *chunk;
   float *other_chunk;
@@ -84,6 +99,7 @@ typedef struct gradient_slot {
   fp8comm_collective gather;
   fp8comm_reducer sum_rule;
   fp8comm_reducer exact_rule;
+  fp8comm_reducer unpack_rule;
 } gradient_slot;
 
 struct fp8comm_gradient_reducer {
@@ -95,6 +111,8 @@ struct fp8comm_gradient_reducer {
   // Of an element on the wire.
   size_t element;
   int scaled;
+  // Whether contributions are kept until the scale of the mean is known, rather than added up as they come.
+  int keeps;
   int64_t tensor_count;
   fp8comm_gradient_tensor *tensors;
   // The tensors of each bucket by their offset.
@@ -104,6 +122,9 @@ struct fp8comm_gradient_reducer {
   // Whether means are for their owners only; where each rank's part begins, in each bucket.
   int owned;
   size_t *begins;
+  // Errors of casts, of all tensors, and of means, of this rank's parts; or NULL.
+  uint16_t *lost;
+  size_t lost_bytes;
   int slot_count;
   gradient_slot *slots;
   uint64_t tickets;
@@ -155,13 +176,8 @@ static unsigned char *code_at(const gradient_slot *slot, size_t element) {
   return slot->codes + element * slot->reducer->element;
 }
 
-// Where gradients are cast.
-static fp8core_context *cast_context(const fp8comm_gradient_reducer *reducer) {
-  return reducer->cuda ? reducer->device_context : reducer->context;
-}
-
-static unsigned char *cast_code_at(const gradient_slot *slot, size_t element) {
-  return slot->reducer->cuda ? slot->device_codes + element * slot->reducer->element : code_at(slot, element);
+static unsigned char *device_code_at(const gradient_slot *slot, size_t element) {
+  return slot->device_codes + element * slot->reducer->element;
 }
 
 static device_record *device_record_of(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
@@ -271,6 +287,28 @@ static fp8core_status native_add(void *data, void *sum, const void *in, size_t o
   return FP8CORE_OK;
 }
 
+static fp8comm_sum contributions(const gradient_slot *slot) {
+  const fp8comm_sum sum = {slot->reducer->wire, slot->reducer->communicator->size, slot->sources};
+  return sum;
+}
+
+// Contributions that are kept: of a piece of the part of which all are there, the largest sums.
+static fp8core_status measure_sums(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  const gradient_slot *slot = data;
+  const size_t begin = own_begin(slot) + offset, end = begin + count;
+  const fp8comm_sum all = contributions(slot);
+  (void)sum, (void)in;
+  for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
+    if (tensor->offset >= end) break;
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    const uint32_t largest = fp8comm_sum_largest(slot->reducer->context, &all, from - own_begin(slot), elements);
+    if (largest > tensor->largest_sum) tensor->largest_sum = largest;
+  }
+  return FP8CORE_OK;
+}
+
 // --- Records ---
 
 static void raise_bits(uint32_t *bits, uint32_t other) { *bits = other > *bits ? other : *bits; }
@@ -301,6 +339,7 @@ static fp8core_status counts_add(void *data, void *sum, const void *in, size_t o
   const counts_record *record = in;
   for (size_t i = 0; i < count; i++) {
     raise_bits(&total[i].amax, record[i].amax);
+    raise_bits(&total[i].nonfinite, record[i].nonfinite);
     total[i].saturated_in_cast += record[i].saturated_in_cast;
     total[i].saturated_in_sum += record[i].saturated_in_sum;
     total[i].flushed_to_zero += record[i].flushed_to_zero;
@@ -359,7 +398,223 @@ static void build_exchange(gradient_slot *slot, const fp8comm_reducer *rule, voi
   fp8comm_build_all_gather(request, &parts, rule->element, records);
 }
 
-// --- Between a GPU and the host ---
+// --- Error feedback ---
+
+static int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride == 0 || tensor->dimensions < 2; }
+
+// values += times * lost.
+static fp8core_status add_lost(const gradient_slot *slot, float *values, const uint16_t *lost, size_t elements,
+                               float times) {
+  FP8COMM_TRY(convert(slot, slot->other_chunk, FP8CORE_FP32, lost, FP8CORE_BF16, elements, NULL));
+  for (size_t i = 0; i < elements; i++) values[i] += times * slot->other_chunk[i];
+  return FP8CORE_OK;
+}
+
+// lost = values * times less what the codes stand for. The values are lost as well.
+static fp8core_status note_lost(const gradient_slot *slot, uint16_t *lost, float *values, float times,
+                                const unsigned char *codes, const float *scale_inverse, size_t elements) {
+  fp8core_tensor stored = vector((unsigned char *)(uintptr_t)codes, slot->reducer->wire, elements);
+  const fp8core_tensor wide = vector(slot->other_chunk, FP8CORE_FP32, elements);
+  stored.scale_inverse = scale_inverse;
+  FP8COMM_TRY(fp8core_cast(slot->reducer->context, NULL, &stored, &wide));
+  for (size_t i = 0; i < elements; i++) values[i] = values[i] * times - slot->other_chunk[i];
+  return convert(slot, lost, FP8CORE_BF16, values, FP8CORE_FP32, elements, NULL);
+}
+
+// Elements of the input from `first` on, at most CHUNK, in FP32 in the chunk, with what was lost before.
+static fp8core_status correct(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t first,
+                              size_t elements) {
+  const fp8core_tensor *input = &tensor->input;
+  const size_t element = fp8core_dtype_size(input->dtype);
+  const size_t row = is_dense(input) ? (size_t)tensor->elements : (size_t)input->shape[input->dimensions - 1];
+  const size_t stride = is_dense(input) ? row : (size_t)input->row_stride;
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.saturate = 0;
+  for (size_t done = 0, part; done < elements; done += part) {
+    const size_t column = (first + done) % row;
+    part = minimum(row - column, elements - done);
+    fp8core_tensor source =
+      vector((unsigned char *)input->data + ((first + done) / row * stride + column) * element, input->dtype, part);
+    const fp8core_tensor target = vector(slot->chunk + done, FP8CORE_FP32, part);
+    source.scale_inverse = input->scale_inverse;
+    FP8COMM_TRY(fp8core_cast(slot->reducer->context, &options, &source, &target));
+  }
+  return add_lost(slot, slot->chunk, tensor->lost + first, elements, 1);
+}
+
+static fp8core_status measure_corrected(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, float *amax) {
+  for (size_t done = 0; done < (size_t)tensor->elements; done += CHUNK) {
+    const size_t part = minimum(CHUNK, (size_t)tensor->elements - done);
+    FP8COMM_TRY(correct(slot, tensor, done, part));
+    const fp8core_tensor values = vector(slot->chunk, FP8CORE_FP32, part);
+    FP8COMM_TRY(fp8core_amax(slot->reducer->context, &values, amax));
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status quantise_corrected(gradient_slot *slot, fp8comm_gradient_tensor *tensor) {
+  fp8core_cast_statistics counted = {0, 0, 0, 0};
+  fp8core_cast_options options = fp8core_cast_options_default();
+  const float inverse = 1.0f / tensor->statistics.wire_scale;
+  options.statistics = &counted;
+  for (size_t done = 0; done < (size_t)tensor->elements; done += CHUNK) {
+    const size_t part = minimum(CHUNK, (size_t)tensor->elements - done);
+    unsigned char *codes = code_at(slot, tensor->offset + done);
+    FP8COMM_TRY(correct(slot, tensor, done, part));
+    const fp8core_tensor values = vector(slot->chunk, FP8CORE_FP32, part);
+    fp8core_tensor target = vector(codes, slot->reducer->wire, part);
+    target.scale = &tensor->statistics.wire_scale;
+    FP8COMM_TRY(fp8core_cast(slot->reducer->context, &options, &values, &target));
+    FP8COMM_TRY(note_lost(slot, tensor->lost + done, slot->chunk, 1, codes, &inverse, part));
+  }
+  tensor->statistics.saturated_in_cast = counted.saturated;
+  tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
+  return FP8CORE_OK;
+}
+
+// Sums of this rank's part, from its element `first` on, with what roundings of the mean have lost before.
+static fp8core_status correct_sums(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t first,
+                                   size_t elements) {
+  for (size_t done = 0; done < elements; done += CHUNK)
+    FP8COMM_TRY(add_lost(slot, slot->sum + first + done, slot->bucket->lost + first + done,
+                         minimum(CHUNK, elements - done), tensor->sum_scale));
+  return FP8CORE_OK;
+}
+
+static fp8core_status note_lost_means(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t first,
+                                      size_t elements) {
+  for (size_t done = 0; done < elements; done += CHUNK) {
+    const size_t at = first + done, part = minimum(CHUNK, elements - done);
+    FP8COMM_TRY(note_lost(slot, slot->bucket->lost + at, slot->sum + at, tensor->sum_scale_inverse,
+                          code_at(slot, own_begin(slot) + at), &tensor->mean_scale_inverse, part));
+  }
+  return FP8CORE_OK;
+}
+
+// --- The calls between messages ---
+
+// Amaxes of this rank's gradients.
+static fp8core_status measure(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_communicator *communicator = slot->reducer->communicator;
+  const int64_t count = slot->bucket->count;
+  slot->amaxes[count] = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    float amax = fabsf(tensor->known_amax_value);
+    if (tensor->lost) {
+      amax = 0;
+      FP8COMM_TRY(measure_corrected(slot, tensor, &amax));
+    } else if (!tensor->known_amax) {
+      amax = 0;
+      FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor->input, &amax));
+    }
+    slot->amaxes[i] = fp8core_float_bits(amax);
+    if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
+  }
+  return FP8CORE_OK;
+}
+
+static double factor_of(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  switch (reducer->options.scaling) {
+  case FP8COMM_SCALING_AUTO: return tensor->mu;
+  case FP8COMM_SCALING_PRE: return 1.0 / reducer->communicator->size;
+  case FP8COMM_SCALING_POST: break;
+  }
+  return 1;
+}
+
+static void choose_scale(gradient_slot *slot, int64_t index) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const int ranks = reducer->communicator->size;
+  fp8comm_gradient_tensor *tensor = tensor_of(slot, index);
+  fp8comm_gradient_statistics *statistics = &tensor->statistics;
+  statistics->wire_scale = 1;
+  if (reducer->scaled) {
+    statistics->amax = fp8core_bits_float(slot->amaxes[index]);
+    statistics->nonfinite = fp8core_amax_is_nonfinite(statistics->amax);
+    statistics->wire_scale =
+      fp8comm_wire_scale_rule(reducer->wire, statistics->amax, factor_of(reducer, tensor), ranks);
+  }
+  tensor->sum_scale = fp8comm_sum_scale_rule(statistics->wire_scale, ranks);
+  tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
+}
+
+// The tensor's codes, as they travel.
+static fp8core_status quantise_tensor(gradient_slot *slot, fp8comm_gradient_tensor *tensor) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t elements = (size_t)tensor->elements;
+  const size_t chunk = is_dense(&tensor->input) ? CAST_CHUNK : maximum(elements, 1);
+  const size_t element = fp8core_dtype_size(tensor->input.dtype);
+  fp8core_cast_statistics counted = {0, 0, 0, 0};
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.statistics = reducer->scaled ? &counted : NULL;
+  // An infinity of a baseline stays one.
+  options.saturate = reducer->scaled;
+  for (size_t i = (elements + chunk - 1) / chunk; i-- > 0;) {
+    const size_t begin = i * chunk, part = minimum(chunk, elements - begin);
+    fp8core_tensor input = tensor->input;
+    if (chunk < elements) {
+      input = vector((unsigned char *)tensor->input.data + begin * element, tensor->input.dtype, part);
+      input.scale_inverse = tensor->input.scale_inverse;
+    }
+    fp8core_tensor codes = input;
+    codes.data = code_at(slot, tensor->offset + begin);
+    codes.dtype = reducer->wire;
+    codes.row_stride = 0;
+    codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
+    codes.scale_inverse = NULL;
+    codes.amax = NULL;
+    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &input, &codes));
+  }
+  tensor->statistics.saturated_in_cast = counted.saturated;
+  tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
+  tensor->statistics.nonfinite = counted.nonfinite > 0;
+  return FP8CORE_OK;
+}
+
+// `told`: the number of ranks less the lowest with an infinity or a NaN, or 0.
+static void note_nonfinite_rank(fp8comm_gradient_reducer *reducer, uint32_t told) {
+  const int rank = reducer->communicator->size - (int)told;
+  if (told > 0 && (reducer->nonfinite_rank < 0 || rank < reducer->nonfinite_rank)) reducer->nonfinite_rank = rank;
+}
+
+// Every rank's scales are the same now: the codes that travel.
+static fp8core_status quantise(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  if (reducer->scaled) note_nonfinite_rank(slot->reducer, slot->amaxes[slot->bucket->count]);
+  for (int64_t i = slot->bucket->count; i-- > 0;) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    choose_scale(slot, i);
+    if (reducer->options.measure_snr) {
+      fp8core_tensor values = tensor->input;
+      values.data = slot->values + tensor->offset;
+      values.dtype = FP8CORE_FP32;
+      values.row_stride = 0;
+      values.scale = values.scale_inverse = NULL;
+      values.amax = NULL;
+      FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &tensor->input, &values));
+    }
+    // Nothing of it will be looked at.
+    if (tensor->statistics.nonfinite) {
+      memset(code_at(slot, tensor->offset), 0, (size_t)tensor->elements * reducer->element);
+      continue;
+    }
+    FP8COMM_TRY(tensor->lost ? quantise_corrected(slot, tensor) : quantise_tensor(slot, tensor));
+  }
+  return FP8CORE_OK;
+}
+
+// Whether the tensor's mean is rounded to what travels, or would: an owner writes other formats from the sum.
+static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
+}
+
+// --- Gradients on a GPU ---
+//
+// Amaxes and casts are the GPU's, on the stream of the communicator there; records tell it scales, and the host counts.
+// Codes come to the host for what happens to them in between; or NCCL and a kernel do that (reducer->direct).
 
 static fp8core_status copy(gradient_slot *slot, void *destination, const void *source, size_t bytes) {
   fp8comm_cuda *cuda = slot->reducer->cuda;
@@ -403,7 +658,11 @@ static fp8core_status begin_on_device(gradient_slot *slot) {
     device_record *record = device_record_of(reducer, tensor);
     if (tensor->given_scale_inverse)
       FP8COMM_TRY(copy(slot, &record->input_scale_inverse, tensor->given_scale_inverse, sizeof(float)));
-    if (reducer->scaled) FP8COMM_TRY(fp8core_amax(reducer->device_context, &tensor->input, &record->amax));
+    if (tensor->known_amax) {
+      FP8COMM_TRY(copy(slot, &record->amax, tensor->known_amax, sizeof(float)));
+    } else if (reducer->scaled) {
+      FP8COMM_TRY(fp8core_amax(reducer->device_context, &tensor->input, &record->amax));
+    }
   }
   return download_records(slot);
 }
@@ -414,7 +673,7 @@ static fp8core_status measured(void *data) {
   const int64_t count = slot->bucket->count;
   slot->amaxes[count] = 0;
   for (int64_t i = 0; i < count; i++) {
-    const float amax = slot->reducer->records[slot->bucket->first + i].amax;
+    const float amax = fabsf(slot->reducer->records[slot->bucket->first + i].amax);
     slot->amaxes[i] = fp8core_float_bits(amax);
     if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
   }
@@ -476,153 +735,55 @@ static fp8core_status sum_on_device(void *data) {
   return download_records(slot);
 }
 
+// What quantise() does.
+static fp8core_status quantise_on_device(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  if (reducer->scaled) note_nonfinite_rank(slot->reducer, slot->amaxes[slot->bucket->count]);
+  for (int64_t i = 0; i < slot->bucket->count; i++) choose_scale(slot, i);
+  FP8COMM_TRY(upload_scales(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = device_record_of(reducer, tensor);
+    fp8core_cast_options options = fp8core_cast_options_default();
+    fp8core_tensor codes = tensor->input;
+    codes.row_stride = 0;
+    codes.scale = codes.scale_inverse = NULL;
+    codes.amax = NULL;
+    if (reducer->options.measure_snr) {
+      fp8core_tensor values = codes;
+      values.data = slot->device_values + tensor->offset;
+      values.dtype = FP8CORE_FP32;
+      FP8COMM_TRY(fp8core_cast(reducer->device_context, NULL, &tensor->input, &values));
+    }
+    codes.data = device_code_at(slot, tensor->offset);
+    codes.dtype = reducer->wire;
+    // Nothing of it will be looked at.
+    if (tensor->statistics.nonfinite) {
+      FP8COMM_TRY(fp8core_zero(reducer->device_context, codes.data, (size_t)tensor->elements * reducer->element));
+      continue;
+    }
+    if (reducer->scaled) {
+      codes.scale = &record->wire_scale;
+      options.statistics = &record->statistics;
+    }
+    options.saturate = reducer->scaled;
+    FP8COMM_TRY(fp8core_cast(reducer->device_context, &options, &tensor->input, &codes));
+  }
+  return download_codes(slot);
+}
+
 static fp8core_status quantised(void *data) {
   gradient_slot *slot = data;
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     const device_record *record = &slot->reducer->records[slot->bucket->first + i];
-    tensor_of(slot, i)->statistics.saturated_in_cast = record->statistics.saturated;
-    tensor_of(slot, i)->statistics.flushed_to_zero = record->statistics.flushed_to_zero;
+    fp8comm_gradient_statistics *statistics = &tensor_of(slot, i)->statistics;
+    statistics->saturated_in_cast = record->statistics.saturated;
+    statistics->flushed_to_zero = record->statistics.flushed_to_zero;
+    // What a known amax did not show.
+    if (record->statistics.nonfinite > 0) statistics->nonfinite = 1;
   }
   return FP8CORE_OK;
-}
-
-// --- The calls between messages ---
-
-// Amaxes of this rank's gradients.
-static fp8core_status measure(void *data) {
-  gradient_slot *slot = data;
-  const fp8comm_communicator *communicator = slot->reducer->communicator;
-  const int64_t count = slot->bucket->count;
-  slot->amaxes[count] = 0;
-  for (int64_t i = 0; i < count; i++) {
-    float amax = 0;
-    FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor_of(slot, i)->input, &amax));
-    slot->amaxes[i] = fp8core_float_bits(amax);
-    if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
-  }
-  return FP8CORE_OK;
-}
-
-static double factor_of(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
-  switch (reducer->options.scaling) {
-  case FP8COMM_SCALING_AUTO: return tensor->mu;
-  case FP8COMM_SCALING_PRE: return 1.0 / reducer->communicator->size;
-  case FP8COMM_SCALING_POST: break;
-  }
-  return 1;
-}
-
-static void choose_scale(gradient_slot *slot, int64_t index) {
-  const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const int ranks = reducer->communicator->size;
-  fp8comm_gradient_tensor *tensor = tensor_of(slot, index);
-  fp8comm_gradient_statistics *statistics = &tensor->statistics;
-  statistics->wire_scale = 1;
-  if (reducer->scaled) {
-    statistics->amax = fp8core_bits_float(slot->amaxes[index]);
-    statistics->nonfinite = fp8core_amax_is_nonfinite(statistics->amax);
-    statistics->wire_scale =
-      fp8comm_wire_scale_rule(reducer->wire, statistics->amax, factor_of(reducer, tensor), ranks);
-  }
-  tensor->sum_scale = fp8comm_sum_scale_rule(statistics->wire_scale, ranks);
-  tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
-}
-
-// Every rank's scales are the same now: the codes that travel.
-static fp8core_status quantise(void *data) {
-  gradient_slot *slot = data;
-  const fp8comm_gradient_reducer *reducer = slot->reducer;
-  if (reducer->scaled && slot->amaxes[slot->bucket->count] > 0) {
-    const int rank = reducer->communicator->size - (int)slot->amaxes[slot->bucket->count];
-    if (slot->reducer->nonfinite_rank < 0 || rank < slot->reducer->nonfinite_rank) slot->reducer->nonfinite_rank = rank;
-  }
-  for (int64_t i = 0; i < slot->bucket->count; i++) choose_scale(slot, i);
-  if (reducer->cuda) FP8COMM_TRY(upload_scales(slot));
-  for (int64_t i = 0; i < slot->bucket->count; i++) {
-    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    if (reducer->options.measure_snr) {
-      fp8core_tensor values = tensor->input;
-      values.data = (reducer->cuda ? slot->device_values : slot->values) + tensor->offset;
-      values.dtype = FP8CORE_FP32;
-      values.row_stride = 0;
-      values.scale = values.scale_inverse = NULL;
-      values.amax = NULL;
-      FP8COMM_TRY(fp8core_cast(cast_context(reducer), NULL, &tensor->input, &values));
-    }
-    // Nothing of it will be looked at.
-    if (tensor->statistics.nonfinite) {
-      FP8COMM_TRY(fp8core_zero(cast_context(reducer), cast_code_at(slot, tensor->offset),
-                               (size_t)tensor->elements * reducer->element));
-      continue;
-    }
-    fp8core_cast_statistics counted = {0, 0, 0, 0};
-    fp8core_cast_options options = fp8core_cast_options_default();
-    fp8core_tensor codes = tensor->input;
-    codes.data = cast_code_at(slot, tensor->offset);
-    codes.dtype = reducer->wire;
-    codes.row_stride = 0;
-    const float *scale =
-      reducer->cuda ? &device_record_of(reducer, tensor)->wire_scale : &tensor->statistics.wire_scale;
-    codes.scale = reducer->scaled ? scale : NULL;
-    codes.scale_inverse = NULL;
-    codes.amax = NULL;
-    options.statistics = !reducer->scaled ? NULL
-                         : reducer->cuda  ? &device_record_of(reducer, tensor)->statistics
-                                          : &counted;
-    // An infinity of a baseline stays one.
-    options.saturate = reducer->scaled;
-    FP8COMM_TRY(fp8core_cast(cast_context(reducer), &options, &tensor->input, &codes));
-    tensor->statistics.saturated_in_cast = counted.saturated;
-    tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
-  }
-  return reducer->cuda ? download_codes(slot) : FP8CORE_OK;
-}
-
-// What this rank has to tell once its part is added up.
-static fp8core_status count(void *data) {
-  gradient_slot *slot = data;
-  const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const size_t begin = own_begin(slot), end = begin + own_count(slot);
-  for (int64_t i = 0; i < slot->bucket->count; i++) {
-    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    counts_record *record = &slot->counts[i];
-    size_t from;
-    const size_t elements = overlap(tensor, begin, end, &from);
-    memset(record, 0, sizeof(*record));
-    record->saturated_in_cast = tensor->statistics.saturated_in_cast;
-    record->saturated_in_sum = tensor->statistics.saturated_in_sum;
-    record->flushed_to_zero = tensor->statistics.flushed_to_zero;
-    if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
-    if (reducer->direct) {
-      record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
-      continue;
-    }
-    fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
-    float amax = 0;
-    mean.scale_inverse = &tensor->sum_scale_inverse;
-    FP8COMM_TRY(fp8core_amax(reducer->context, &mean, &amax));
-    record->amax = fp8core_float_bits(amax);
-  }
-  return FP8CORE_OK;
-}
-
-static void update_mu(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_tensor *tensor) {
-  fp8comm_gradient_statistics *statistics = &tensor->statistics;
-  const fp8comm_gradient_options *options = &reducer->options;
-  statistics->mu = tensor->mu;
-  // A step that says nothing about the range changes nothing.
-  if (reducer->scaled && options->scaling == FP8COMM_SCALING_AUTO && !statistics->nonfinite && statistics->amax > 0) {
-    const double saturation = fp8comm_saturation_rule(statistics->saturated_in_cast, statistics->saturated_in_sum,
-                                                      tensor->elements, reducer->communicator->size);
-    tensor->mu = fp8comm_mu_rule(tensor->mu, saturation, options->saturation_threshold, options->backoff,
-                                 reducer->growth, options->mu_min, options->mu_max);
-  }
-  statistics->next_mu = tensor->mu;
-}
-
-// Whether the mean is rounded to what travels, or would: an owner writes other formats from the sum.
-static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
-  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
 }
 
 // Whether what an output is cast from is a mean as it travels; what an owner has not rounded so is still a sum.
@@ -656,12 +817,130 @@ static fp8core_status requantise_on_device(gradient_slot *slot) {
     const size_t elements = overlap(tensor, begin, end, &from);
     if (elements == 0 || tensor->statistics.nonfinite || !is_requantised(reducer, tensor)) continue;
     fp8core_tensor mean = device_vector(reducer, slot->device_sum + (from - begin), FP8CORE_FP32, elements);
-    fp8core_tensor codes = device_vector(reducer, cast_code_at(slot, from), reducer->wire, elements);
+    fp8core_tensor codes = device_vector(reducer, device_code_at(slot, from), reducer->wire, elements);
     mean.scale_inverse = &record->sum_scale_inverse;
     codes.scale = &record->output_scale;
     FP8COMM_TRY(fp8core_cast(reducer->device_context, NULL, &mean, &codes));
   }
   return FP8CORE_OK;
+}
+
+// The means, or an owner's means and sums, and their scales; where those are on the GPU, the NaNs that were filled in.
+static fp8core_status upload_means(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t first = reducer->owned ? own_begin(slot) : 0;
+  const size_t elements = reducer->owned ? own_count(slot) : slot->bucket->elements;
+  if (!reducer->direct) {
+    FP8COMM_TRY(upload_mean_scales(slot));
+    if (slot->device_sum && reducer->keeps) {
+      const fp8comm_sum all = contributions(slot);
+      fp8comm_sum_all(reducer->context, &all, 0, elements, slot->sum);
+    }
+    if (slot->device_sum) FP8COMM_TRY(copy(slot, slot->device_sum, slot->sum, elements * sizeof(float)));
+    return copy(slot, slot->device_codes + first * reducer->element, code_at(slot, first), elements * reducer->element);
+  }
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    if (!tensor->statistics.nonfinite || !is_for(reducer, tensor)) continue;
+    FP8COMM_TRY(copy(slot, device_code_at(slot, tensor->offset), code_at(slot, tensor->offset),
+                     (size_t)tensor->elements * reducer->element));
+  }
+  return FP8CORE_OK;
+}
+
+static void fill_with_nan(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  const uint32_t nan = fp8core_encode(slot->reducer->wire, NAN, 1);
+  for (int64_t j = 0; j < tensor->elements; j++)
+    memcpy(code_at(slot, tensor->offset + (size_t)j), &nan, slot->reducer->element);
+}
+
+// What unpack() and deliver() do.
+static fp8core_status unpack_on_device(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    if (tensor->statistics.nonfinite && is_for(reducer, tensor)) fill_with_nan(slot, tensor);
+  }
+  FP8COMM_TRY(upload_means(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    const fp8core_tensor *output = &tensor->output;
+    if (!is_for(reducer, tensor)) continue;
+    const int codes = is_coded(reducer, tensor);
+    fp8core_tensor mean = *output, target = *output;
+    mean.data = codes ? (void *)device_code_at(slot, tensor->offset)
+                      : (void *)(slot->device_sum + (tensor->offset - own_begin(slot)));
+    mean.dtype = codes ? reducer->wire : FP8CORE_FP32;
+    mean.row_stride = 0;
+    mean.scale = NULL;
+    mean.amax = NULL;
+    mean.scale_inverse = &device_record_of(reducer, tensor)->mean_scale_inverse;
+    target.scale = target.scale_inverse = NULL;
+    if (reducer->scaled && output->dtype == reducer->wire) {
+      // The codes themselves; what they stand for raises the amax.
+      if (output->amax) FP8COMM_TRY(fp8core_amax(reducer->device_context, &mean, output->amax));
+      mean.scale_inverse = NULL;
+      target.amax = NULL;
+    }
+    fp8core_cast_options options = fp8core_cast_options_default();
+    options.saturate = 0;
+    FP8COMM_TRY(fp8core_cast(reducer->device_context, &options, &mean, &target));
+  }
+  return FP8CORE_OK;
+}
+
+// --- The calls between messages, continued ---
+
+// What this rank has to tell once its part is added up.
+static fp8core_status count(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), end = begin + own_count(slot);
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    counts_record *record = &slot->counts[i];
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    memset(record, 0, sizeof(*record));
+    // Of an amax that showed it all ranks know.
+    if (tensor->statistics.nonfinite && !fp8core_amax_is_nonfinite(tensor->statistics.amax))
+      record->nonfinite = (uint32_t)(reducer->communicator->size - reducer->communicator->rank);
+    record->saturated_in_cast = tensor->statistics.saturated_in_cast;
+    record->saturated_in_sum = tensor->statistics.saturated_in_sum;
+    record->flushed_to_zero = tensor->statistics.flushed_to_zero;
+    if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
+    if (reducer->direct) {
+      record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
+      continue;
+    }
+    if (reducer->keeps) {
+      record->amax = fp8core_float_bits(fp8core_bits_float(tensor->largest_sum) * tensor->sum_scale_inverse);
+      continue;
+    }
+    if (slot->bucket->lost && !tensor->statistics.nonfinite && is_requantised(reducer, tensor))
+      FP8COMM_TRY(correct_sums(slot, tensor, from - begin, elements));
+    fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
+    float amax = 0;
+    mean.scale_inverse = &tensor->sum_scale_inverse;
+    FP8COMM_TRY(fp8core_amax(reducer->context, &mean, &amax));
+    record->amax = fp8core_float_bits(amax);
+  }
+  return FP8CORE_OK;
+}
+
+static void update_mu(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_tensor *tensor) {
+  fp8comm_gradient_statistics *statistics = &tensor->statistics;
+  const fp8comm_gradient_options *options = &reducer->options;
+  statistics->mu = tensor->mu;
+  // A step that says nothing about the range changes nothing.
+  if (reducer->scaled && options->scaling == FP8COMM_SCALING_AUTO && !statistics->nonfinite && statistics->amax > 0) {
+    const double saturation = fp8comm_saturation_rule(statistics->saturated_in_cast, statistics->saturated_in_sum,
+                                                      tensor->elements, reducer->communicator->size);
+    tensor->mu = fp8comm_mu_rule(tensor->mu, saturation, options->saturation_threshold, options->backoff,
+                                 reducer->growth, options->mu_min, options->mu_max);
+  }
+  statistics->next_mu = tensor->mu;
 }
 
 // The mean of this rank's part, as it travels; and what the counts of all ranks tell.
@@ -681,22 +960,36 @@ static fp8core_status requantise(void *data) {
     if (!reducer->scaled) {
       statistics->amax = mean_amax;
       statistics->nonfinite = fp8core_amax_is_nonfinite(mean_amax);
+    } else if (record->nonfinite > 0) {
+      statistics->nonfinite = 1;
+      note_nonfinite_rank(reducer, record->nonfinite);
     }
     reducer->nonfinite_tensors += statistics->nonfinite;
     update_mu(reducer, tensor);
-    statistics->mean_scale = native            ? tensor->sum_scale
-                             : reducer->scaled ? fp8core_scale_rule(reducer->wire, mean_amax, 0, 0, 1.0f)
-                                               : 1.0f;
+    // Sums of codes of an infinity or a NaN, which an amax did not show, tell nothing.
+    statistics->mean_scale = native ? tensor->sum_scale
+                             : reducer->scaled && !statistics->nonfinite
+                               ? fp8core_scale_rule(reducer->wire, mean_amax, 0, 0, 1.0f)
+                               : 1.0f;
     tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
+    tensor->output_scale = statistics->mean_scale;
+    tensor->output_scale_inverse = tensor->mean_scale_inverse;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
     if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor) || reducer->direct)
       continue;
+    if (reducer->keeps) {
+      const fp8comm_sum all = contributions(slot);
+      fp8comm_sum_requantise(reducer->context, &all, from - begin, elements, tensor->sum_scale_inverse,
+                             statistics->mean_scale, code_at(slot, from));
+      continue;
+    }
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
     fp8core_tensor codes = vector(code_at(slot, from), reducer->wire, elements);
     mean.scale_inverse = &tensor->sum_scale_inverse;
     codes.scale = &statistics->mean_scale;
     FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &mean, &codes));
+    if (slot->bucket->lost) FP8COMM_TRY(note_lost_means(slot, tensor, from - begin, elements));
   }
   return reducer->direct ? requantise_on_device(slot) : FP8CORE_OK;
 }
@@ -719,10 +1012,14 @@ static fp8core_status compare(void *data) {
     for (size_t done = 0; done < elements; done += CHUNK) {
       const size_t part = minimum(CHUNK, elements - done);
       const float *exact = slot->exact + (from - begin + done);
-      const float *mean = slot->sum + (from - begin + done);
+      const float *mean = slot->chunk;
       if (codes) {
         FP8COMM_TRY(convert(slot, slot->chunk, FP8CORE_FP32, code_at(slot, from + done), reducer->wire, part, NULL));
-        mean = slot->chunk;
+      } else if (reducer->keeps) {
+        const fp8comm_sum all = contributions(slot);
+        fp8comm_sum_all(reducer->context, &all, from - begin + done, part, slot->chunk);
+      } else {
+        mean = slot->sum + (from - begin + done);
       }
       for (size_t j = 0; j < part; j++) {
         const double right = (double)exact[j] / ranks;
@@ -735,75 +1032,102 @@ static fp8core_status compare(void *data) {
   return FP8CORE_OK;
 }
 
-// The means, or an owner's means and sums, and their scales; where those are on the GPU, the NaNs that were filled in.
-static fp8core_status upload_means(gradient_slot *slot) {
+// Elements of a tensor's mean, from `first` on, into its output: what is in `mean`, as values times scale_inverse.
+static fp8core_status write_mean(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t first,
+                                 size_t elements, const void *mean, fp8core_dtype dtype, const float *scale_inverse) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const size_t first = reducer->owned ? own_begin(slot) : 0;
-  const size_t elements = reducer->owned ? own_count(slot) : slot->bucket->elements;
-  if (!reducer->direct) {
-    FP8COMM_TRY(upload_mean_scales(slot));
-    if (slot->device_sum) FP8COMM_TRY(copy(slot, slot->device_sum, slot->sum, elements * sizeof(float)));
-    return copy(slot, slot->device_codes + first * reducer->element, code_at(slot, first), elements * reducer->element);
-  }
-  for (int64_t i = 0; i < slot->bucket->count; i++) {
-    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    if (!tensor->statistics.nonfinite || !is_for(reducer, tensor)) continue;
-    FP8COMM_TRY(copy(slot, cast_code_at(slot, tensor->offset), code_at(slot, tensor->offset),
-                     (size_t)tensor->elements * reducer->element));
+  const fp8core_tensor *output = &tensor->output;
+  const int narrow = reducer->scaled && output->dtype == reducer->wire;
+  const size_t out_element = fp8core_dtype_size(output->dtype), in_element = fp8core_dtype_size(dtype);
+  const int dense = is_dense(output);
+  const size_t row = dense ? (size_t)tensor->elements : (size_t)output->shape[output->dimensions - 1];
+  const size_t stride = dense ? row : (size_t)output->row_stride;
+  fp8core_cast_options options = fp8core_cast_options_default();
+  options.saturate = 0;
+  for (size_t done = 0; done < elements;) {
+    const size_t column = (first + done) % row, part = minimum(row - column, elements - done);
+    unsigned char *to = (unsigned char *)output->data + ((first + done) / row * stride + column) * out_element;
+    fp8core_tensor source = vector((unsigned char *)(uintptr_t)mean + done * in_element, dtype, part);
+    source.scale_inverse = scale_inverse;
+    if (narrow) {
+      // The codes themselves; what they stand for raises the amax.
+      if (output->amax) FP8COMM_TRY(fp8core_amax(reducer->context, &source, output->amax));
+      memcpy(to, source.data, part);
+    } else {
+      fp8core_tensor target = vector(to, output->dtype, part);
+      target.amax = output->amax;
+      FP8COMM_TRY(fp8core_cast(reducer->context, &options, &source, &target));
+    }
+    done += part;
   }
   return FP8CORE_OK;
 }
 
-static void fill_with_nan(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
-  const uint32_t nan = fp8core_encode(slot->reducer->wire, NAN, 1);
-  for (int64_t j = 0; j < tensor->elements; j++)
-    memcpy(code_at(slot, tensor->offset + (size_t)j), &nan, slot->reducer->element);
+// The same of the codes from element `from` of the bucket on.
+static fp8core_status write_codes(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t from,
+                                  size_t elements) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  if (tensor->statistics.nonfinite) {
+    const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
+    for (size_t i = 0; i < elements; i++) memcpy(code_at(slot, from + i), &nan, reducer->element);
+  }
+  return write_mean(slot, tensor, from - tensor->offset, elements, code_at(slot, from), reducer->wire,
+                    &tensor->mean_scale_inverse);
 }
 
-static fp8core_status unpack(void *data) {
+// A piece of the bucket whose mean has come.
+static fp8core_status unpack(void *data, void *out, const void *in, size_t begin, size_t count_of) {
+  const gradient_slot *slot = data;
+  const size_t end = begin + count_of;
+  (void)out, (void)in;
+  for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
+    if (tensor->offset >= end) break;
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    FP8COMM_TRY(write_codes(slot, tensor, from, elements));
+  }
+  return FP8CORE_OK;
+}
+
+// The means of this rank's own tensors. What has not been rounded to the wire's format, nor needs to, is still a sum.
+static fp8core_status deliver(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const float *sum = reducer->cuda ? slot->device_sum : slot->sum;
+  const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    tensor->statistics.snr_db = NAN;
-    if (reducer->options.measure_snr && slot->squares[i].signal > 0)
-      tensor->statistics.snr_db = 10 * log10(slot->squares[i].signal / slot->squares[i].noise);
-    if (tensor->statistics.nonfinite && is_for(reducer, tensor)) fill_with_nan(slot, tensor);
-  }
-  if (reducer->cuda) FP8COMM_TRY(upload_means(slot));
-  for (int64_t i = 0; i < slot->bucket->count; i++) {
-    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    const fp8core_tensor *output = &tensor->output;
+    const size_t elements = (size_t)tensor->elements;
     if (!is_for(reducer, tensor)) continue;
-    const int codes = is_coded(reducer, tensor);
-    fp8core_tensor mean = *output, target = *output;
-    mean.data = codes ? (void *)cast_code_at(slot, tensor->offset)
-                      : (void *)(uintptr_t)(sum + (tensor->offset - own_begin(slot)));
-    mean.dtype = codes ? reducer->wire : FP8CORE_FP32;
-    mean.row_stride = 0;
-    mean.scale = NULL;
-    mean.amax = NULL;
-    mean.scale_inverse = reducer->cuda ? &device_record_of(reducer, tensor)->mean_scale_inverse
-                         : codes       ? &tensor->mean_scale_inverse
-                                       : &tensor->sum_scale_inverse;
-    target.scale = target.scale_inverse = NULL;
-    if (reducer->scaled && output->dtype == reducer->wire) {
-      // The codes themselves; what they stand for raises the amax.
-      if (output->amax) FP8COMM_TRY(fp8core_amax(cast_context(reducer), &mean, output->amax));
-      mean.scale_inverse = NULL;
-      target.amax = NULL;
-      tensor->output_scale = tensor->statistics.mean_scale;
-      tensor->output_scale_inverse = tensor->mean_scale_inverse;
+    if (native || tensor->statistics.nonfinite || is_requantised(reducer, tensor)) {
+      FP8COMM_TRY(write_codes(slot, tensor, tensor->offset, elements));
+      continue;
     }
-    fp8core_cast_options options = fp8core_cast_options_default();
-    options.saturate = 0;
-    FP8COMM_TRY(fp8core_cast(cast_context(reducer), &options, &mean, &target));
+    const size_t begin = tensor->offset - own_begin(slot);
+    if (!reducer->keeps) {
+      FP8COMM_TRY(write_mean(slot, tensor, 0, elements, slot->sum + begin, FP8CORE_FP32, &tensor->sum_scale_inverse));
+      continue;
+    }
+    const fp8comm_sum all = contributions(slot);
+    for (size_t done = 0; done < elements; done += OWNER_CHUNK) {
+      const size_t part = minimum(OWNER_CHUNK, elements - done);
+      fp8comm_sum_all(reducer->context, &all, begin + done, part, slot->chunk);
+      FP8COMM_TRY(write_mean(slot, tensor, done, part, slot->chunk, FP8CORE_FP32, &tensor->sum_scale_inverse));
+    }
   }
   return FP8CORE_OK;
 }
 
-// The same without the host: NCCL takes the codes to where they are added up, and the means to all.
+static fp8core_status note_snr(void *data) {
+  const gradient_slot *slot = data;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const squares_record *record = &slot->squares[i];
+    if (record->signal > 0) tensor_of(slot, i)->statistics.snr_db = 10 * log10(record->signal / record->noise);
+  }
+  return FP8CORE_OK;
+}
+
+// A bucket whose codes stay on the GPU: NCCL takes the codes to where they are added up, and the means to all.
 static void build_direct(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   const fp8comm_communicator *communicator = reducer->communicator;
@@ -826,7 +1150,7 @@ static void build_direct(gradient_slot *slot) {
   build_device_wait(request);
   fp8comm_add_call(request, measured, slot);
   build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
-  fp8comm_add_call(request, quantise, slot);
+  fp8comm_add_call(request, quantise_on_device, slot);
   if (travels) fp8comm_add_nccl(request, &slot->exchange);
   fp8comm_add_call(request, sum_on_device, slot);
   build_device_wait(request);
@@ -835,7 +1159,7 @@ static void build_direct(gradient_slot *slot) {
   build_exchange(slot, &counts_rule, slot->counts, count_of);
   fp8comm_add_call(request, requantise, slot);
   if (travels && !reducer->owned) fp8comm_add_nccl(request, &slot->gather);
-  fp8comm_add_call(request, unpack, slot);
+  fp8comm_add_call(request, unpack_on_device, slot);
   build_device_wait(request);
 }
 
@@ -850,13 +1174,17 @@ static void build(gradient_slot *slot) {
     fp8comm_add_call(request, reducer->cuda ? measured : measure, slot);
     build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
   }
-  fp8comm_add_call(request, quantise, slot);
+  fp8comm_add_call(request, reducer->cuda ? quantise_on_device : quantise, slot);
   if (reducer->cuda) {
     build_device_wait(request);
     fp8comm_add_call(request, quantised, slot);
   }
-  fp8comm_build_reduce_scatter(request, &slot->sum_rule, parts, slot->codes,
-                               native ? (void *)code_at(slot, own_begin(slot)) : slot->sum, slot->staging);
+  if (reducer->keeps) {
+    fp8comm_build_contributions(request, &slot->sum_rule, parts, slot->codes, slot->received, slot->stride);
+  } else {
+    fp8comm_build_reduce_scatter(request, &slot->sum_rule, parts, slot->codes,
+                                 native ? (void *)code_at(slot, own_begin(slot)) : slot->sum, slot->staging);
+  }
   if (reducer->options.measure_snr)
     fp8comm_build_reduce_scatter(request, &slot->exact_rule, parts, slot->values, slot->exact, slot->staging);
   fp8comm_add_call(request, count, slot);
@@ -865,10 +1193,17 @@ static void build(gradient_slot *slot) {
   if (reducer->options.measure_snr) {
     fp8comm_add_call(request, compare, slot);
     build_exchange(slot, &squares_rule, slot->squares, count_of);
+    fp8comm_add_call(request, note_snr, slot);
   }
-  if (!reducer->owned) fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
-  fp8comm_add_call(request, unpack, slot);
-  if (reducer->cuda) build_device_wait(request);
+  if (reducer->cuda) {
+    if (!reducer->owned) fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
+    fp8comm_add_call(request, unpack_on_device, slot);
+    build_device_wait(request);
+  } else if (reducer->owned) {
+    fp8comm_add_call(request, deliver, slot);
+  } else {
+    fp8comm_build_all_gather_in_pieces(request, &slot->unpack_rule, parts, slot->codes);
+  }
 }
 
 // --- Making ---
@@ -913,6 +1248,8 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   options->measure_snr = given->measure_snr != 0;
   options->owners = given->owners;
   options->bucket_of = given->bucket_of;
+  options->inputs_have_amax = given->inputs_have_amax != 0;
+  options->error_feedback = given->error_feedback != 0;
   if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
     return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
   if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
@@ -964,8 +1301,13 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
 // Of all that ranks must have in common.
 static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
   const fp8comm_gradient_options *options = &reducer->options;
-  const int integers[] = {(int)options->algorithm,    (int)options->scaling, (int)options->wire_dtype,
-                          options->buckets_in_flight, options->measure_snr,  reducer->owned};
+  const int integers[] = {(int)options->algorithm,
+                          (int)options->scaling,
+                          (int)options->wire_dtype,
+                          options->buckets_in_flight,
+                          options->measure_snr,
+                          options->error_feedback,
+                          reducer->owned};
   const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
                             options->mu_initial,           options->mu_min,  options->mu_max,
                             (double)options->bucket_bytes};
@@ -1044,6 +1386,28 @@ static void divide_among_owners(fp8comm_gradient_reducer *reducer, gradient_buck
   bucket->parts.begins = begins;
 }
 
+// Makes room for the errors of error_feedback, all 0.
+static fp8core_status make_lost(fp8comm_gradient_reducer *reducer) {
+  const int rank = reducer->communicator->rank, means = reducer->options.algorithm == FP8COMM_TWO_SHOT;
+  size_t elements = 0, used = 0;
+  for (int64_t i = 0; i < reducer->tensor_count; i++) elements += (size_t)reducer->tensors[i].elements;
+  for (int64_t i = 0; i < reducer->bucket_count && means; i++)
+    elements += fp8comm_part_count(&reducer->buckets[i].parts, rank);
+  reducer->lost_bytes = elements * sizeof(*reducer->lost);
+  reducer->lost = fp8comm_allocate(reducer->lost_bytes);
+  if (!reducer->lost)
+    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory for errors",
+                                  reducer->lost_bytes);
+  for (int64_t i = 0; i < reducer->tensor_count; used += (size_t)reducer->tensors[i++].elements)
+    reducer->tensors[i].lost = reducer->lost + used;
+  for (int64_t i = 0; i < reducer->bucket_count && means; i++) {
+    reducer->buckets[i].lost = reducer->lost + used;
+    used += fp8comm_part_count(&reducer->buckets[i].parts, rank);
+  }
+  fp8comm_gradient_forget(reducer);
+  return FP8CORE_OK;
+}
+
 // Elements of the largest bucket, and of the largest part of this rank's.
 static void largest(const fp8comm_gradient_reducer *reducer, size_t *elements, size_t *part) {
   *elements = *part = 0;
@@ -1061,6 +1425,9 @@ static void *place(unsigned char *memory, size_t *used, size_t bytes) {
   return at;
 }
 
+// Elements of a contribution that is kept.
+static size_t kept_stride(size_t part) { return (part + PART_ELEMENTS - 1) / PART_ELEMENTS * PART_ELEMENTS; }
+
 // Sets a slot's buffers in `memory`, or finds how many bytes they need.
 static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *slot, unsigned char *memory) {
   const fp8comm_communicator *communicator = reducer->communicator;
@@ -1070,17 +1437,24 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
     const gradient_bucket *one = &reducer->buckets[i];
     const size_t count_of = (size_t)one->count;
     tensors = maximum(tensors, count_of);
-    staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
+    if (!reducer->keeps)
+      staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
     staging = maximum(staging, exchange_bytes(communicator, &bits_rule, count_of + 1));
     staging = maximum(staging, exchange_bytes(communicator, &counts_rule, count_of));
     if (!reducer->options.measure_snr) continue;
     staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->exact_rule));
     staging = maximum(staging, exchange_bytes(communicator, &squares_rule, count_of));
   }
-  const int native = reducer->options.algorithm == FP8COMM_NATIVE, snr = reducer->options.measure_snr;
+  const int snr = reducer->options.measure_snr;
+  // What an owner's outputs on a GPU are cast from is a sum.
+  const int sums =
+    (!reducer->keeps || (reducer->cuda && reducer->owned)) && reducer->options.algorithm != FP8COMM_NATIVE;
+  const size_t ranks = (size_t)communicator->size;
   slot->codes = place(memory, &used, elements * reducer->element);
-  slot->sum = place(memory, &used, native ? 0 : part * sizeof(float));
-  slot->chunk = place(memory, &used, CHUNK * sizeof(float));
+  slot->received = place(memory, &used, reducer->keeps ? (ranks - 1) * kept_stride(part) : 0);
+  slot->sources = place(memory, &used, reducer->keeps ? ranks * sizeof(*slot->sources) : 0);
+  slot->sum = place(memory, &used, sums ? part * sizeof(float) : 0);
+  slot->chunk = place(memory, &used, (reducer->keeps && reducer->owned ? OWNER_CHUNK : CHUNK) * sizeof(float));
   slot->other_chunk = place(memory, &used, CHUNK * sizeof(float));
   slot->staging = place(memory, &used, staging);
   slot->amaxes = place(memory, &used, (tensors + 1) * sizeof(uint32_t));
@@ -1122,10 +1496,13 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_reducer wide = {reducer->element, sizeof(float), wide_first, wide_add, NULL, slot};
   const fp8comm_reducer narrow = {reducer->element, reducer->element, native_first, native_add, NULL, slot};
+  const fp8comm_reducer kept = {reducer->element, 0, NULL, measure_sums, NULL, slot};
   const fp8comm_reducer exact = {sizeof(float), sizeof(float), exact_first, exact_add, NULL, slot};
+  const fp8comm_reducer unpacks = {reducer->element, 0, NULL, NULL, unpack, slot};
   slot->reducer = reducer;
-  slot->sum_rule = native ? narrow : wide;
+  slot->sum_rule = native ? narrow : reducer->keeps ? kept : wide;
   slot->exact_rule = exact;
+  slot->unpack_rule = unpacks;
   const size_t bytes = lay_out(reducer, slot, NULL);
   if (reducer->cuda) {
     void *memory;
@@ -1226,6 +1603,8 @@ static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *ele
     sizeof(*reducer) + begins * sizeof(*reducer->begins) +
     count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
     (size_t)reducer->slot_count * sizeof(*reducer->slots);
+  if (reducer->scaled && reducer->options.error_feedback) FP8COMM_TRY(make_lost(reducer));
+  reducer->memory_bytes += reducer->lost_bytes;
   for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
   reducer->digest = digest_of(reducer);
   return FP8CORE_OK;
@@ -1281,6 +1660,9 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   }
   FP8COMM_TRY(read_options(given, &options));
   FP8COMM_TRY(check_lists(&options, tensors, communicator->size));
+  if (cuda && options.error_feedback)
+    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
+                                  "error_feedback is 1, expected 0 for a context on a GPU, which has none");
   FP8COMM_TRY(fp8comm_check(communicator));
   fp8comm_gradient_reducer *made = calloc(1, sizeof(*made));
   if (!made) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a reducer");
@@ -1296,6 +1678,9 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   made->owned = options.owners != NULL;
   made->direct = cuda && communicator->path == FP8COMM_PATH_NCCL && communicator->size > 1 &&
                  options.algorithm == FP8COMM_TWO_SHOT && !options.measure_snr;
+  // Errors of means need the sums.
+  made->keeps = options.algorithm == FP8COMM_TWO_SHOT && !options.error_feedback &&
+                (!made->owned || communicator->size <= KEPT_RANKS);
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
   fp8core_status status = cuda ? make_on_device(made, cuda) : FP8CORE_OK;
@@ -1321,6 +1706,7 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
   }
   free_on_device(gone);
   free(gone->slots);
+  free(gone->lost);
   free(gone->begins);
   free(gone->buckets);
   free(gone->order);
@@ -1424,6 +1810,8 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
       tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
       tensor->input.scale_inverse = &tensor->input_scale_inverse;
     }
+    tensor->known_amax = reducer->scaled && reducer->options.inputs_have_amax ? inputs[i].amax : NULL;
+    if (tensor->known_amax && !reducer->cuda) tensor->known_amax_value = *tensor->known_amax;
     tensor->input.amax = NULL;
     if (is_for(reducer, tensor)) {
       const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
@@ -1437,6 +1825,8 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
     memset(&tensor->statistics, 0, sizeof(tensor->statistics));
     tensor->statistics.elements = tensor->elements;
     tensor->statistics.mu = tensor->statistics.next_mu = mu;
+    tensor->statistics.snr_db = NAN;
+    tensor->largest_sum = 0;
   }
 }
 
@@ -1465,6 +1855,12 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
   FP8COMM_TRY(fp8comm_request_begin(reducer->communicator, &header, &slot->request));
   take_tensors(reducer, bucket, inputs, outputs);
   slot->bucket = bucket;
+  if (reducer->keeps) {
+    slot->stride = kept_stride(own_count(slot));
+    slot->sources[0] = code_at(slot, own_begin(slot));
+    for (int i = 1; i < reducer->communicator->size; i++)
+      slot->sources[i] = slot->received + (size_t)(i - 1) * slot->stride;
+  }
   slot->ticket = reducer->tickets++;
   bucket->started = 1;
   const fp8core_status status = reducer->cuda ? begin_on_device(slot) : FP8CORE_OK;
@@ -1537,6 +1933,10 @@ fp8core_status fp8comm_gradient_get_statistics(const fp8comm_gradient_reducer *r
 
 size_t fp8comm_gradient_memory_bytes(const fp8comm_gradient_reducer *reducer) {
   return reducer ? reducer->memory_bytes : 0;
+}
+
+void fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer) {
+  if (reducer->lost) memset(reducer->lost, 0, reducer->lost_bytes);
 }
 
 fp8comm_gradient_tensor *fp8comm_gradient_tensors(const fp8comm_gradient_reducer *reducer, int64_t *tensor_count) {

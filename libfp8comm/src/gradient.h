@@ -10,6 +10,8 @@ typedef struct fp8comm_gradient_tensor {
   size_t offset;
   // The rank that its mean is for; -1: all.
   int owner;
+  // What casts of its values have lost, in BF16; NULL: nobody keeps it.
+  uint16_t *lost;
   // The state.
   double mu;
   // Of the step in progress. The tensors point to the scales here.
@@ -18,6 +20,11 @@ typedef struct fp8comm_gradient_tensor {
   float input_scale_inverse;
   // The input's own, wherever it lies.
   const float *given_scale_inverse;
+  // What the caller says of the input; NULL: it is measured.
+  const float *known_amax;
+  float known_amax_value;
+  // FP32 bits of the largest magnitude among the sums of this rank's part.
+  uint32_t largest_sum;
   float sum_scale;
   float sum_scale_inverse;
   float mean_scale_inverse;
@@ -29,5 +36,7 @@ typedef struct fp8comm_gradient_tensor {
 fp8comm_gradient_tensor *fp8comm_gradient_tensors(const fp8comm_gradient_reducer *reducer, int64_t *tensor_count);
 // Limits of mu, and whether a step is in progress.
 void fp8comm_gradient_limits(const fp8comm_gradient_reducer *reducer, double *least, double *most, int *busy);
+// Sets the errors of error_feedback to 0.
+void fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer);
 
 #endif

@@ -4,6 +4,7 @@
 #define FP8COMM_GRADIENT_RULES_H
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "numerics.h"
@@ -21,6 +22,13 @@ FP8CORE_RULE float fp8comm_wire_scale_rule(fp8core_dtype wire, float amax, doubl
 // Sum of codes / this = mean of values.
 FP8CORE_RULE float fp8comm_sum_scale_rule(float wire_scale, int ranks) {
   return (float)((double)wire_scale * (double)ranks);
+}
+
+// The sum of one element's codes of all ranks: values in FP32, added in this order.
+FP8CORE_RULE float fp8comm_sum_rule(fp8core_dtype wire, const unsigned char *const *codes, int count, size_t index) {
+  float sum = fp8core_bits_float(fp8core_decode_bits(wire, codes[0][index]));
+  for (int i = 1; i < count; i++) sum += fp8core_bits_float(fp8core_decode_bits(wire, codes[i][index]));
+  return sum;
 }
 
 // One addition of the native algorithm: values of both codes in FP32 (in which a sum of two E4M3 values is exact), then

@@ -124,5 +124,6 @@ fp8core_status fp8comm_gradient_load(fp8comm_gradient_reducer *reducer, const vo
     tensors[i].mu = mu < least ? least : mu > most ? most : mu;
     tensors[i].statistics.mu = tensors[i].statistics.next_mu = tensors[i].mu;
   }
+  fp8comm_gradient_forget(reducer);
   return FP8CORE_OK;
 }

@@ -123,7 +123,7 @@ typedef struct fp8comm_collective {
 typedef enum fp8comm_step_kind {
   FP8COMM_STEP_SEND,
   FP8COMM_STEP_RECEIVE,
-  // Until all messages posted before have ended.
+  // Until the first `count` messages of the request have ended.
   FP8COMM_STEP_WAIT,
   FP8COMM_STEP_COPY,
   FP8COMM_STEP_FIRST,
@@ -166,6 +166,8 @@ typedef struct fp8comm_pending {
   fp8comm_operation *operation;
   // Of the endpoint.
   int peer;
+  // How many messages of the request were posted before.
+  size_t index;
 } fp8comm_pending;
 
 struct fp8comm_request {
@@ -185,6 +187,10 @@ struct fp8comm_request {
   size_t step_count;
   size_t step_capacity;
   size_t position;
+  // Messages among the steps, and those that were posted.
+  size_t message_count;
+  size_t posted;
+  // In the order in which they were posted.
   fp8comm_pending *pending;
   size_t pending_count;
   size_t pending_capacity;
@@ -236,7 +242,9 @@ fp8core_status fp8comm_request_scratch(fp8comm_request *request, size_t bytes);
 // Adding steps; what fails is told by fp8comm_request_start().
 void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size_t bytes);
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes);
+// Waits for all messages added so far, or for the first `messages` (of message_count) only.
 void fp8comm_add_wait(fp8comm_request *request);
+void fp8comm_add_wait_for(fp8comm_request *request, size_t messages);
 void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes);
 void fp8comm_add_call(fp8comm_request *request, fp8comm_call call, void *data);
 void fp8comm_add_reduction(fp8comm_request *request, fp8comm_step_kind kind, const fp8comm_reducer *reducer,
@@ -270,6 +278,15 @@ size_t fp8comm_small_all_reduce_bytes(const fp8comm_communicator *communicator, 
 // first, then those of rank - 1, rank - 2 and so on round. The order is fixed, and each part is added up in one place.
 void fp8comm_build_reduce_scatter(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
                                   const void *source, void *accumulator, void *scratch);
+// The contributions to this rank's part, without its own: that of rank - 1 into `received`, that of rank - 2 `stride`
+// elements behind it, and so on round. add() is called for each piece of the part of which all are there, with nothing
+// but its place.
+void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
+                                 const void *source, void *received, size_t stride);
+// An all-gather in pieces; last() is called for each as soon as it is there, beginning with this rank's own part, with
+// nothing but its place in `data`.
+void fp8comm_build_all_gather_in_pieces(fp8comm_request *request, const fp8comm_reducer *reducer,
+                                        const fp8comm_parts *parts, void *data);
 // Every rank's part of `data`, of which each has its own.
 void fp8comm_build_all_gather(fp8comm_request *request, const fp8comm_parts *parts, size_t element, void *data);
 // Few steps: everything to everyone, added up in the order of ranks.

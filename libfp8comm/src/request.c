@@ -13,8 +13,10 @@
 #define CONTROL_ABORT UINT32_C(1)
 #define CONTROL_QUESTION UINT32_C(2)
 #define CONTROL_ANSWER UINT32_C(3)
-// Rounds in which nothing moved after which a waiting thread sleeps, or yields where the transport cannot wait.
+// Rounds in which nothing moved after which a waiting thread lets others run, and seconds after which it sleeps, where
+// the transport can: waking up costs more than a piece of a bucket takes to come.
 #define SPINS 64
+#define YIELD_SECONDS 0.0002
 #define WAIT_MILLISECONDS 5
 // How long a rank whose peer is gone listens for the reason, before it tells the others its own.
 #define REASON_SECONDS 0.5
@@ -266,6 +268,8 @@ static fp8core_status take_request(fp8comm_communicator *communicator, const fp8
   taken->header_to = -1;
   taken->header_from = -1;
   taken->step_count = 0;
+  taken->message_count = 0;
+  taken->posted = 0;
   taken->position = 0;
   taken->pending_count = 0;
   taken->nccl_state = FP8COMM_NCCL_NONE;
@@ -337,6 +341,7 @@ void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size
   step->peer = peer;
   step->source = data;
   step->count = bytes;
+  request->message_count++;
 }
 
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes) {
@@ -345,9 +350,15 @@ void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t 
   step->peer = peer;
   step->destination = data;
   step->count = bytes;
+  request->message_count++;
 }
 
-void fp8comm_add_wait(fp8comm_request *request) { (void)new_step(request, FP8COMM_STEP_WAIT); }
+void fp8comm_add_wait_for(fp8comm_request *request, size_t messages) {
+  fp8comm_step *step = new_step(request, FP8COMM_STEP_WAIT);
+  if (step) step->count = messages;
+}
+
+void fp8comm_add_wait(fp8comm_request *request) { fp8comm_add_wait_for(request, request->message_count); }
 
 void fp8comm_add_step(fp8comm_request *request, fp8comm_step_kind kind, size_t offset) {
   fp8comm_step *step = new_step(request, kind);
@@ -408,6 +419,7 @@ static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *st
     request->pending_capacity = capacity;
   }
   fp8comm_pending *pending = &request->pending[request->pending_count];
+  pending->index = request->posted++;
   FP8COMM_TRY(post(request, step->peer, step->kind == FP8COMM_STEP_SEND, request->data_tag, step->source,
                    step->destination, step->count, pending));
   if (pending->operation) request->pending_count++;
@@ -452,7 +464,7 @@ static fp8core_status run_step(fp8comm_request *request, const fp8comm_step *ste
   case FP8COMM_STEP_LAST:
     return reducer->last(reducer->data, step->destination, step->source, step->offset, step->count);
   case FP8COMM_STEP_CALL: return step->call(step->data);
-  case FP8COMM_STEP_WAIT: *done = request->pending_count == 0; break;
+  case FP8COMM_STEP_WAIT: *done = request->pending_count == 0 || request->pending[0].index >= step->count; break;
   case FP8COMM_STEP_DEVICE_COPY:
   case FP8COMM_STEP_DEVICE_MARK:
   case FP8COMM_STEP_DEVICE_WAIT:
@@ -596,7 +608,7 @@ static void name_missing(const fp8comm_request *request, char *text, size_t room
   (void)snprintf(text, room, "rank %d answers, but has not taken part", awaited);
 }
 
-// Whether the request has waited too long; asks who is there before.
+// Whether the request has waited too long. Asks who is there some time before, so that the answers are there by then.
 static fp8core_status check_time(fp8comm_request *request) {
   fp8comm_communicator *communicator = request->communicator;
   fp8comm_shared *shared = communicator->shared;
@@ -605,7 +617,7 @@ static fp8core_status check_time(fp8comm_request *request) {
   const double grace = timeout / 4 < 2 ? timeout / 4 : 2;
   if (request->stalled_since == 0) request->stalled_since = now;
   const double stalled = now - request->stalled_since;
-  if (stalled < timeout) return FP8CORE_OK;
+  if (stalled < timeout - grace) return FP8CORE_OK;
   if (!request->asked) {
     fp8comm_control question;
     memset(&question, 0, sizeof(question));
@@ -618,10 +630,10 @@ static fp8core_status check_time(fp8comm_request *request) {
     }
     request->asked = 1;
     // The time of the answers counts from here, also where this call came late.
-    request->stalled_since = now - timeout;
+    request->stalled_since = now - (timeout - grace);
     return FP8CORE_OK;
   }
-  if (stalled < timeout + grace) return FP8CORE_OK;
+  if (stalled < timeout) return FP8CORE_OK;
   char what[160], missing[300];
   describe(&request->header, what);
   name_missing(request, missing, sizeof(missing));
@@ -666,7 +678,11 @@ fp8core_status fp8comm_request_wait(fp8comm_request **request) {
     }
     if (++spins < SPINS) continue;
     if (check_time(waited) != FP8CORE_OK) break;
-    rest(waited->communicator->shared);
+    if (fp8comm_now() - waited->stalled_since < YIELD_SECONDS) {
+      (void)sched_yield();
+    } else {
+      rest(waited->communicator->shared);
+    }
   }
   return finish(request);
 }

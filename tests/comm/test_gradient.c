@@ -323,6 +323,78 @@ static void nonfinite(void **unused) {
   }
 }
 
+// --- Amaxes that are known ---
+
+// Step 0: as if they were measured; 1: one that is too small; 2: one that hides a NaN; 3: one that is a NaN itself.
+static void check_known_amax(fp8comm_communicator *communicator, void *data) {
+  const fp8comm_gradient_algorithm algorithm = *(const fp8comm_gradient_algorithm *)data;
+  enum { COUNT_OF = 3000 };
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int64_t counts[] = {COUNT_OF, COUNT_OF};
+  fp8comm_gradient_reducer *reducers[2];
+  fp8core_context *context;
+  float *in[2], *out[2][2], amax[2];
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  for (int i = 0; i < 2; i++) {
+    fp8comm_gradient_options options = fp8comm_gradient_options_default();
+    options.algorithm = algorithm;
+    options.inputs_have_amax = i;
+    rank_ok(communicator, fp8comm_gradient_create(&reducers[i], communicator, context, 2, counts, &options));
+    in[i] = malloc(COUNT_OF * 4);
+    for (int j = 0; j < 2; j++) out[i][j] = malloc(COUNT_OF * 4);
+  }
+  for (int step = 0; step < 4; step++) {
+    fp8core_tensor inputs[2], outputs[2][2];
+    fp8comm_gradient_statistics statistics[2];
+    fp8comm_gradient_result result;
+    for (int i = 0; i < 2; i++) {
+      fill(in[i], COUNT_OF, rank, i, 1, 1);
+      amax[i] = 0;
+      for (int j = 0; j < COUNT_OF; j++) amax[i] = fmaxf(amax[i], fabsf(in[i][j]));
+      inputs[i] = vector(in[i], FP8CORE_FP32, COUNT_OF);
+      for (int run = 0; run < 2; run++) outputs[run][i] = vector(out[run][i], FP8CORE_FP32, COUNT_OF);
+    }
+    // Rank 1 has nothing to say of its first tensor.
+    if (rank != 1) inputs[0].amax = &amax[0];
+    inputs[1].amax = &amax[1];
+    if (step == 1) amax[1] /= 8;
+    if (step == 2 && rank == ranks - 1) in[1][17] = NAN;
+    if (step == 3 && rank == ranks - 1) amax[1] = NAN;
+    for (int run = 0; run < 2; run++) {
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducers[run], inputs, outputs[run], &result));
+      rank_ok(communicator, fp8comm_gradient_get_statistics(reducers[run], 1, &statistics[run]));
+      const int expected = step == 2 || (step == 3 && run == 1);
+      rank_check(communicator, result.nonfinite_tensors == expected, "step %d, run %d: %lld tensors", step, run,
+                 (long long)result.nonfinite_tensors);
+      rank_check(communicator, result.nonfinite_rank == (expected ? ranks - 1 : -1), "step %d, run %d: rank %d", step,
+                 run, result.nonfinite_rank);
+      rank_check(communicator, statistics[run].nonfinite == expected, "step %d, run %d", step, run);
+      rank_check(communicator, !expected || statistics[run].next_mu == statistics[run].mu, "step %d: mu moves", step);
+      for (int j = 0; j < COUNT_OF; j++)
+        rank_check(communicator, isnan(out[run][1][j]) == expected, "step %d, run %d: element %d is %g", step, run, j,
+                   (double)out[run][1][j]);
+    }
+    rank_check(communicator, memcmp(out[0][0], out[1][0], COUNT_OF * 4) == 0, "step %d: other bits", step);
+    if (step == 0) rank_check(communicator, memcmp(out[0][1], out[1][1], COUNT_OF * 4) == 0, "other bits");
+    rank_check(communicator, (statistics[1].saturated_in_cast > 0) == (step == 1), "step %d: %llu saturated", step,
+               (unsigned long long)statistics[1].saturated_in_cast);
+  }
+  for (int i = 0; i < 2; i++) {
+    fp8comm_gradient_destroy(&reducers[i]);
+    free(in[i]);
+    for (int j = 0; j < 2; j++) free(out[i][j]);
+  }
+  fp8core_context_destroy(&context);
+}
+
+static void known_amax(void **unused) {
+  (void)unused;
+  for (fp8comm_gradient_algorithm algorithm = FP8COMM_TWO_SHOT; algorithm <= FP8COMM_NATIVE; algorithm++) {
+    run_ranks(2, 0, check_known_amax, &algorithm);
+    run_ranks(5, 0, check_known_amax, &algorithm);
+  }
+}
+
 // --- mu ---
 
 // Gradients that agree: a sum of N of them is N times as large, so mu comes down to 1 / N and stays.
@@ -734,6 +806,192 @@ static void owners(void **unused) {
   }
 }
 
+// --- Error feedback ---
+
+typedef struct feedback_case {
+  fp8comm_gradient_algorithm algorithm;
+  int owned;
+  // Steps after which the sums are compared.
+  int steps;
+  // How far the sum of means is off, as a share of one step's largest value: without feedback, with it.
+  double off[2];
+} feedback_case;
+
+// The same gradients, but for a little noise, step after step, with a coarse wire: without feedback every step is off
+// by the same, with it the sum stays within a step's error. One step has a NaN and must leave no trace.
+static void check_feedback(fp8comm_communicator *communicator, void *data) {
+  enum { ROWS = 7, COLUMNS = 300, STRIDE = 310, ELEMENTS = ROWS * COLUMNS };
+  feedback_case *one = data;
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int64_t shape[] = {ROWS, COLUMNS}, sizes[] = {ELEMENTS, 0, 100};
+  const int owner[] = {ranks - 1, 0, 0};
+  float *in = calloc((size_t)ROWS * STRIDE, 4), *small = calloc(100, 4), *base = malloc(ELEMENTS * 4);
+  float small_out[100];
+  for (int feedback = 0; feedback < 2; feedback++) {
+    fp8comm_gradient_options options = fp8comm_gradient_options_default();
+    fp8comm_gradient_reducer *reducer;
+    fp8core_context *context;
+    unsigned char codes[ELEMENTS];
+    double *sums = calloc(ELEMENTS, sizeof(*sums)), *expected = calloc(ELEMENTS, sizeof(*expected)), amax = 0;
+    options.algorithm = one->algorithm;
+    options.wire_dtype = FP8CORE_E5M2;
+    options.error_feedback = feedback;
+    options.mu_initial = options.mu_max = 1.0 / ranks;
+    if (one->owned) options.owners = owner;
+    rank_ok(communicator, fp8core_context_create(&context, NULL));
+    rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 3, sizes, &options));
+    for (int step = 0; step <= one->steps; step++) {
+      const int poisoned = step == one->steps / 2;
+      fp8comm_gradient_result result;
+      fp8core_tensor inputs[3], outputs[3];
+      for (int other = 0; other < ranks; other++) {
+        test_random noise = {(uint64_t)(step * 100 + other + 1)};
+        fill(base, ELEMENTS, other, 9, 1, 1);
+        for (int i = 0; i < ELEMENTS; i++) {
+          const float value = base[i] + (float)(1e-5 * test_random_normal(&noise));
+          if (!poisoned) expected[i] += (double)value / ranks;
+          if (other == rank) in[i / COLUMNS * STRIDE + i % COLUMNS] = value;
+          amax = fmax(amax, fabs((double)value));
+        }
+      }
+      if (poisoned && rank == 0) in[5] = NAN;
+      inputs[0] = fp8core_tensor_create(in, FP8CORE_FP32, 2, shape);
+      inputs[0].row_stride = STRIDE;
+      outputs[0] = vector(codes, FP8CORE_E5M2, ELEMENTS);
+      inputs[1] = vector(NULL, FP8CORE_FP32, 0);
+      outputs[1] = vector(NULL, FP8CORE_FP32, 0);
+      inputs[2] = vector(small, FP8CORE_FP32, 100);
+      outputs[2] = vector(small_out, FP8CORE_FP32, 100);
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, inputs, outputs, &result));
+      rank_check(communicator, result.nonfinite_tensors == poisoned, "step %d: %lld tensors are not finite", step,
+                 (long long)result.nonfinite_tensors);
+      if (poisoned || (one->owned && rank != owner[0])) continue;
+      for (int i = 0; i < ELEMENTS; i++)
+        sums[i] += (double)fp8core_decode(FP8CORE_E5M2, codes[i]) * (double)*outputs[0].scale_inverse;
+    }
+    if (!one->owned || rank == owner[0]) {
+      double most = 0;
+      for (int i = 0; i < ELEMENTS; i++) most = fmax(most, fabs(sums[i] - expected[i]));
+      if (rank == ranks - 1) one->off[feedback] = most / amax;
+    }
+    // Errors are each rank's own, and do not get into a saved state; loading one forgets them.
+    if (feedback) {
+      const size_t bytes = fp8comm_gradient_saved_bytes(reducer);
+      unsigned char *state = malloc(bytes);
+      rank_ok(communicator, fp8comm_gradient_save(reducer, state, bytes));
+      fp8comm_gradient_reducer *fresh;
+      unsigned char again[ELEMENTS];
+      fp8core_tensor inputs[3], outputs[3];
+      rank_ok(communicator, fp8comm_gradient_create(&fresh, communicator, context, 3, sizes, &options));
+      fp8comm_gradient_reducer *const both[] = {reducer, fresh};
+      for (int i = 0; i < 2; i++) {
+        rank_ok(communicator, fp8comm_gradient_load(both[i], state, bytes));
+        inputs[0] = fp8core_tensor_create(in, FP8CORE_FP32, 2, shape);
+        inputs[0].row_stride = STRIDE;
+        outputs[0] = vector(i == 0 ? codes : again, FP8CORE_E5M2, ELEMENTS);
+        inputs[1] = vector(NULL, FP8CORE_FP32, 0);
+        outputs[1] = vector(NULL, FP8CORE_FP32, 0);
+        inputs[2] = vector(small, FP8CORE_FP32, 100);
+        outputs[2] = vector(small_out, FP8CORE_FP32, 100);
+        rank_ok(communicator, fp8comm_gradient_all_reduce(both[i], inputs, outputs, NULL));
+      }
+      rank_check(communicator, (one->owned && rank != owner[0]) || memcmp(codes, again, ELEMENTS) == 0,
+                 "a loaded state remembers errors");
+      fp8comm_gradient_destroy(&fresh);
+      free(state);
+    }
+    fp8comm_gradient_destroy(&reducer);
+    fp8core_context_destroy(&context);
+    free(sums);
+    free(expected);
+  }
+  free(in);
+  free(small);
+  free(base);
+}
+
+static void error_feedback(void **unused) {
+  (void)unused;
+  static const int counts[] = {1, 3, 8};
+  for (size_t r = 0; r < COUNT(counts); r++) {
+    for (int owned = 0; owned < 2; owned++) {
+      feedback_case one = {FP8COMM_TWO_SHOT, owned, 100, {0, 0}};
+      run_ranks(counts[r], 0, check_feedback, &one);
+      print_message("%d ranks%s, 100 steps in E5M2: off by %.3f of the largest value, with feedback %.3f\n", counts[r],
+                    owned ? ", owners" : "", one.off[0], one.off[1]);
+      assert_true(one.off[0] > 1);
+      // A step's own error: half of E5M2's steps for each rounding, which is 1/8 at the most for each.
+      assert_true(one.off[1] < 0.3);
+    }
+  }
+}
+
+// --- Row strides, and threads ---
+
+// One matrix with gaps between its rows, on two threads, beside the same without, on one: the same bits, and the gaps
+// stay as they were.
+static void check_strides(fp8comm_communicator *communicator, void *data) {
+  enum { ROWS = 1201, COLUMNS = 977, STRIDE = 1000 };
+  const int owned = *(const int *)data;
+  const int rank = fp8comm_communicator_rank(communicator), ranks = fp8comm_communicator_size(communicator);
+  const int64_t count = (int64_t)ROWS * COLUMNS, shape[] = {ROWS, COLUMNS};
+  const int owner = ranks - 1;
+  const fp8core_dtype formats[] = {FP8CORE_E4M3, FP8CORE_FP32, FP8CORE_BF16};
+  float *wide = malloc((size_t)ROWS * STRIDE * 4), *dense = malloc((size_t)count * 4);
+  unsigned char *wide_out = malloc((size_t)ROWS * STRIDE * 4), *dense_out = malloc((size_t)count * 4);
+  fill(dense, count, rank, 3, 1, 1);
+  for (int i = 0; i < ROWS; i++) memcpy(wide + (ptrdiff_t)i * STRIDE, dense + (ptrdiff_t)i * COLUMNS, COLUMNS * 4);
+  for (size_t f = 0; f < COUNT(formats); f++) {
+    const size_t element = fp8core_dtype_size(formats[f]);
+    float amax[2] = {0, 0};
+    memset(wide_out, 0x5a, (size_t)ROWS * STRIDE * 4);
+    for (int run = 0; run < 2; run++) {
+      fp8core_context_options context_options = fp8core_context_options_default();
+      fp8comm_gradient_options options = fp8comm_gradient_options_default();
+      fp8comm_gradient_reducer *reducer;
+      fp8core_context *context;
+      context_options.threads = 1 + run;
+      if (owned) options.owners = &owner;
+      rank_ok(communicator, fp8core_context_create(&context, &context_options));
+      rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 1, &count, &options));
+      fp8core_tensor in = vector(dense, FP8CORE_FP32, count), out = vector(dense_out, formats[f], count);
+      if (run == 1) {
+        in = fp8core_tensor_create(wide, FP8CORE_FP32, 2, shape);
+        out = fp8core_tensor_create(wide_out, formats[f], 2, shape);
+        in.row_stride = out.row_stride = STRIDE;
+      }
+      out.amax = &amax[run];
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, &in, &out, NULL));
+      fp8comm_gradient_destroy(&reducer);
+      fp8core_context_destroy(&context);
+    }
+    if (owned && rank != owner) continue;
+    rank_check(communicator, amax[0] == amax[1] && amax[0] > 0, "amax is %g, expected %g", (double)amax[1],
+               (double)amax[0]);
+    for (size_t i = 0; i < ROWS; i++) {
+      rank_check(communicator,
+                 memcmp(wide_out + i * STRIDE * element, dense_out + i * COLUMNS * element, COLUMNS * element) == 0,
+                 "%s: row %zu differs", fp8core_dtype_name(formats[f]), i);
+      for (size_t j = COLUMNS * element; j < STRIDE * element; j++)
+        rank_check(communicator, wide_out[i * STRIDE * element + j] == 0x5a, "%s: the gap after row %zu was written",
+                   fp8core_dtype_name(formats[f]), i);
+    }
+  }
+  free(wide);
+  free(dense);
+  free(wide_out);
+  free(dense_out);
+}
+
+static void strides(void **unused) {
+  (void)unused;
+  for (int owned = 0; owned < 2; owned++) {
+    run_ranks(1, 0, check_strides, &owned);
+    run_ranks(3, 0, check_strides, &owned);
+    run_ranks(6, 0, check_strides, &owned);
+  }
+}
+
 // --- Many tensors, one large one, buckets by hand ---
 
 static void check_many(fp8comm_communicator *communicator, void *data) {
@@ -874,11 +1132,12 @@ static void arguments(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(arguments), cmocka_unit_test(native_is_the_rule),
-    cmocka_unit_test(accuracy),  cmocka_unit_test(nonfinite),
-    cmocka_unit_test(mu),        cmocka_unit_test(many),
-    cmocka_unit_test(owners),    cmocka_unit_test(disagreement),
-    cmocka_unit_test(snr),
+    cmocka_unit_test(arguments),  cmocka_unit_test(native_is_the_rule),
+    cmocka_unit_test(accuracy),   cmocka_unit_test(nonfinite),
+    cmocka_unit_test(known_amax), cmocka_unit_test(error_feedback),
+    cmocka_unit_test(mu),         cmocka_unit_test(many),
+    cmocka_unit_test(owners),     cmocka_unit_test(disagreement),
+    cmocka_unit_test(strides),    cmocka_unit_test(snr),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

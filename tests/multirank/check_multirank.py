@@ -418,8 +418,8 @@ def listening(pid):
 
 def check_faults(program):
     timeout = 3
-    # The question whether all are there takes a quarter more, and the end of what is underway a moment.
-    late = timeout * 1.25 + 3
+    # Who does not answer is asked before the timeout; after it comes the end of what is underway.
+    late = timeout + 1
     for transports in TRANSPORTS:
         for mode in 'transfer', 'ring':
             for victim, how, pattern, within in ((1, signal.SIGKILL, r'rank 1\b', timeout), (0, signal.SIGKILL, r'rank 0\b', timeout),
@@ -432,7 +432,7 @@ def check_faults(program):
                     started[victim].process.send_signal(how)
                     for rank, one in enumerate(started):
                         if rank != victim:
-                            expect_error(one, pattern, within + 2)
+                            expect_error(one, pattern, within if how == signal.SIGSTOP else within + 2)
                     assert time.monotonic() - begun < within + 5
         with ranks_of(program, 3, timeout, 'leave', UCX_TLS=transports) as started:
             expect_error(started[0], r'rank 1 has left', timeout)
@@ -491,8 +491,9 @@ def check_network(program):
             for one in started:
                 one.wait_for_line('going')
             ip('-n', names[1], 'link', 'set', 'fp8veth', 'down')
-            expect_error(started[0], r'rank 1\b', 10)
-            expect_error(started[1], r'rank 0\b', 10)
+            # TCP may notice before the timeout, or only then.
+            expect_error(started[0], r'rank 1\b', 4.5)
+            expect_error(started[1], r'rank 0\b', 4.5)
         finally:
             for one in started:
                 one.close()

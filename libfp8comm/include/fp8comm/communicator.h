@@ -43,7 +43,7 @@ typedef struct fp8comm_communicator_options {
   size_t size;
   /**
    * Seconds in which a waiting call may see no progress before it fails, above 0, at most 1e6. Time between calls does
-   * not count. The call then asks all ranks whether they are there, for at most a quarter of the time or 2 seconds, and
+   * not count. In the last quarter of it, or the last 2 seconds, the call asks all ranks whether they are there, and
    * names those that do not answer.
    */
   double timeout_seconds;

@@ -94,10 +94,23 @@ typedef struct fp8comm_gradient_options {
   /** NULL: tensors are packed by \p bucket_bytes. Else the bucket of each tensor, from 0, each that of the tensor
    * before or the next; read during creation. \p bucket_bytes is ignored then. */
   const int *bucket_of;
+  /** Non-zero: where an input of this rank has an amax, that is taken for the largest magnitude of its values, which
+   * are then read once instead of twice: what made the gradient often knows it (fp8core_cast(), fp8core_gemm()). Of the
+   * FP8 algorithms. Too large an amax costs range; with one that is too small values saturate, and are counted. An
+   * infinity or a NaN that it does not show is found by the cast: results, statistics and the mean tell it as ever. */
+  int inputs_have_amax;
+  /** Non-zero: what a value loses when it is cast is added to the same value of the next step (Seide et al., "1-bit
+   * stochastic gradient descent", 2014; Karimireddy et al., 2019), so that sums over many steps lose nothing; with
+   * two-shot the same for the rounding of the mean. 2 bytes an element of memory, and 2 of this rank's part: errors are
+   * kept in BF16, which needs no scale, and leaves out 2^-9 of an error. They are not part of saved states, as each
+   * rank has its own; loading one forgets them. A step leaves alone those of a tensor that is not finite. All amaxes
+   * are measured. Of the FP8 algorithms; FP8CORE_ERROR_NOT_SUPPORTED on CUDA. Slower: values are gone through
+   * several times. */
+  int error_feedback;
 } fp8comm_gradient_options;
 
 /** Two-shot, auto, E4M3, buckets of 25 MiB, two in flight; the paper's constants: a threshold of 0.001 %, halving,
- * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners. */
+ * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners, amaxes measured, no error feedback. */
 static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   fp8comm_gradient_options options;
   options.size = sizeof(options);
@@ -115,6 +128,8 @@ static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   options.measure_snr = 0;
   options.owners = NULL;
   options.bucket_of = NULL;
+  options.inputs_have_amax = 0;
+  options.error_feedback = 0;
   return options;
 }
 
@@ -122,9 +137,11 @@ static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
 typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
 
 /**
- * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket,
- * and 4 / ranks times its elements, or 4 times those that this rank owns of any bucket (4 + 8 / ranks bytes an element
- * more with \p measure_snr). Tensors are packed in the order of their indices. Blocking, collective.
+ * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket on
+ * the wire, and, for each element of this rank's part of it (elements / ranks, or of the tensors that it owns), with
+ * two-shot ranks - 1 bytes for the contributions of the others, at most 4 with owners; with the baselines 4 bytes. With
+ * \p measure_snr 4 bytes an element and 4 an element of the part more. Tensors are packed in the order of their
+ * indices. Blocking, collective.
  *
  * \param reducer receives the handle, NULL on failure.
  * \param communicator, context must outlive the reducer. A CPU's context does casts and sums with its threads. One of a
@@ -163,14 +180,14 @@ typedef struct fp8comm_gradient_result {
  * The mean of every tensor over all ranks: all buckets are started, and waited for. Blocking, collective.
  *
  * \param inputs one a tensor, on the context's device, of any dtype, shape and row stride, with as many elements as at
- * creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. \param outputs one a tensor,
- * with as many elements: FP32, BF16, FP16, or the wire's FP8; of a tensor that another rank owns anything, which is
- * left alone. Written: the data, at the end of the bucket; and scale and scale_inverse, which with FP8 point to floats
- * of the reducer's that hold until the tensor's next start, else are NULL. amax is raised as by fp8core_cast(). In
- * place where an output has the data pointer of the same tensor's input; any other overlap is the caller's fault.
- * \param result may be NULL.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or
- * dtype, before anything of this call is exchanged; those of communicator.h.
+ * creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. An amax is read when the
+ * bucket starts, where the option says so. \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the
+ * wire's FP8; of a tensor that another rank owns anything, which is left alone. Written: the data, at the end of the
+ * bucket; and scale and scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's
+ * next start, else are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the
+ * same tensor's input; any other overlap is the caller's fault. \param result may be NULL. \return
+ * FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or dtype, before
+ * anything of this call is exchanged; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_all_reduce(fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
                                                        fp8core_tensor *outputs, fp8comm_gradient_result *result);
@@ -245,7 +262,7 @@ FP8COMM_API fp8core_status fp8comm_gradient_save(const fp8comm_gradient_reducer 
 
 /**
  * Restores what fp8comm_gradient_save() wrote; on every rank, from the same bytes. A factor outside the options' limits
- * is brought within.
+ * is brought within. Errors of error_feedback are set to 0.
  *
  * \return FP8CORE_ERROR_CORRUPT_DATA for bytes that are truncated, damaged or foreign; FP8CORE_ERROR_INVALID_ARGUMENT
  *         where number or sizes of tensors differ. The state is untouched on any error.
