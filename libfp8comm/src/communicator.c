@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device.h"
 #include "fp8core/version.h"
 #include "internal.h"
 #include "threads.h"
@@ -37,6 +38,10 @@ static fp8core_status find_transport(const char *name, const fp8comm_transport *
   if (!name || strcmp(name, "ucx") == 0) *transport = &fp8comm_ucx_transport;
 #endif
   if (*transport) return FP8CORE_OK;
+  if (name && strcmp(name, "nccl") == 0)
+    return fp8comm_invalid(
+      "transport is \"nccl\", expected \"ucx\" or NULL: NCCL moves device memory beside a transport, "
+      "see fp8comm_communicator_use_device()");
   if (name && strcmp(name, "ucx") != 0) return fp8comm_invalid("transport is \"%s\", expected \"ucx\" or NULL", name);
   return fp8core_set_last_error(
     FP8CORE_ERROR_NOT_SUPPORTED,
@@ -57,6 +62,7 @@ static fp8comm_shared *new_shared(int rank, int size) {
 
 static void release_shared(fp8comm_shared *shared) {
   if (shared->references > 0) return;
+  fp8comm_device_close(shared);
   if (shared->endpoint) shared->endpoint->transport->destroy(shared->endpoint);
   free(shared->answered);
   free(shared);
@@ -236,12 +242,14 @@ static fp8core_status join(fp8comm_communicator *parent, int color, member *memb
     if (members[i].rank == parent->rank) rank = i;
     ranks[i] = parent->endpoint_ranks ? parent->endpoint_ranks[members[i].rank] : members[i].rank;
   }
-  const fp8core_status status = new_communicator(parent->shared, rank, size, parent->timeout_seconds, communicator);
-  if (status == FP8CORE_OK) {
-    (*communicator)->endpoint_ranks = ranks;
-  } else {
+  fp8core_status status = new_communicator(parent->shared, rank, size, parent->timeout_seconds, communicator);
+  if (status != FP8CORE_OK) {
     free(ranks);
+    return status;
   }
+  (*communicator)->endpoint_ranks = ranks;
+  status = fp8comm_device_inherit(*communicator, parent);
+  if (status != FP8CORE_OK) fp8comm_communicator_destroy(communicator);
   return status;
 }
 
@@ -287,8 +295,10 @@ void fp8comm_communicator_destroy(fp8comm_communicator **communicator) {
     free(one->steps);
     free(one->pending);
     free(one->scratch);
+    fp8comm_device_free(one);
     free(one);
   }
+  fp8comm_device_leave(gone);
   free(gone->endpoint_ranks);
   free(gone->sent);
   free(gone->received);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cpu/sum.h"
+#include "device.h"
 #include "gradient.h"
 #include "gradient_rules.h"
 #include "internal.h"
@@ -47,6 +48,19 @@ typedef struct squares_record {
   double noise;
 } squares_record;
 
+// What casts on a GPU read and write of a tensor: in the GPU's memory, and page-locked in the host's.
+typedef struct device_record {
+  float amax;
+  float input_scale_inverse;
+  float wire_scale;
+  float mean_scale_inverse;
+  float output_scale;
+  float output_scale_inverse;
+  float sum_scale_inverse;
+  float mean_amax;
+  fp8core_cast_statistics statistics;
+} device_record;
+
 // A bucket in flight and its memory.
 typedef struct gradient_slot {
   fp8comm_gradient_reducer *reducer;
@@ -73,6 +87,16 @@ typedef struct gradient_slot {
   float *values;
   float *exact;
   squares_record *squares;
+  // Of gradients on a GPU, there: the codes, the inputs in FP32, an owner's sums.
+  unsigned char *device_codes;
+  float *device_values;
+  float *device_sum;
+  // Where NCCL exchanges codes: those of this rank's part that others have sent, elements of each rank's part, and what
+  // NCCL has to do.
+  unsigned char *device_parts;
+  int64_t *part_counts;
+  fp8comm_collective exchange;
+  fp8comm_collective gather;
   fp8comm_reducer sum_rule;
   fp8comm_reducer exact_rule;
   fp8comm_reducer unpack_rule;
@@ -105,6 +129,14 @@ struct fp8comm_gradient_reducer {
   gradient_slot *slots;
   uint64_t tickets;
   size_t memory_bytes;
+  // Of gradients on a GPU, else NULL: its memory and stream; a context there, which amaxes and casts of gradients go
+  // to, while sums are those of a CPU context of the reducer's own; records, one a tensor.
+  fp8comm_cuda *cuda;
+  fp8core_context *device_context;
+  device_record *device_records;
+  device_record *records;
+  // Whether codes stay on the GPU: NCCL exchanges them, a kernel adds them up.
+  int direct;
   uint64_t digest;
   // A bucket has failed, and the communicator with it.
   int failed;
@@ -142,6 +174,14 @@ static size_t own_count(const gradient_slot *slot) {
 
 static unsigned char *code_at(const gradient_slot *slot, size_t element) {
   return slot->codes + element * slot->reducer->element;
+}
+
+static unsigned char *device_code_at(const gradient_slot *slot, size_t element) {
+  return slot->device_codes + element * slot->reducer->element;
+}
+
+static device_record *device_record_of(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return &reducer->device_records[tensor - reducer->tensors];
 }
 
 static fp8core_tensor vector(void *data, fp8core_dtype dtype, size_t elements) {
@@ -571,6 +611,287 @@ static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm
   return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
 }
 
+// --- Gradients on a GPU ---
+//
+// Amaxes and casts are the GPU's, on the stream of the communicator there; records tell it scales, and the host counts.
+// Codes come to the host for what happens to them in between; or NCCL and a kernel do that (reducer->direct).
+
+static fp8core_status copy(gradient_slot *slot, void *destination, const void *source, size_t bytes) {
+  fp8comm_cuda *cuda = slot->reducer->cuda;
+  if (bytes == 0) return FP8CORE_OK;
+  slot->request->copying = 1;
+  return cuda->functions->copy(cuda, destination, source, bytes);
+}
+
+static fp8core_status upload_records(gradient_slot *slot) {
+  const int64_t first = slot->bucket->first;
+  return copy(slot, slot->reducer->device_records + first, slot->reducer->records + first,
+              (size_t)slot->bucket->count * sizeof(device_record));
+}
+
+static fp8core_status download_records(gradient_slot *slot) {
+  const int64_t first = slot->bucket->first;
+  return copy(slot, slot->reducer->records + first, slot->reducer->device_records + first,
+              (size_t)slot->bucket->count * sizeof(device_record));
+}
+
+// Until the stream has done what the call before has given it.
+static void build_device_wait(fp8comm_request *request) {
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_MARK, 0);
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_WAIT, 0);
+}
+
+// What measure() does, as far as it concerns the GPU. The scale of an input may be the one that this step writes later.
+static fp8core_status begin_on_device(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  FP8COMM_TRY(reducer->cuda->functions->follow(reducer->cuda));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    device_record *record = &reducer->records[slot->bucket->first + i];
+    record->amax = 0;
+    record->input_scale_inverse = 1;
+    record->mean_amax = 0;
+    memset(&record->statistics, 0, sizeof(record->statistics));
+  }
+  FP8COMM_TRY(upload_records(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = device_record_of(reducer, tensor);
+    if (tensor->given_scale_inverse)
+      FP8COMM_TRY(copy(slot, &record->input_scale_inverse, tensor->given_scale_inverse, sizeof(float)));
+    if (tensor->known_amax) {
+      FP8COMM_TRY(copy(slot, &record->amax, tensor->known_amax, sizeof(float)));
+    } else if (reducer->scaled) {
+      FP8COMM_TRY(fp8core_amax(reducer->device_context, &tensor->input, &record->amax));
+    }
+  }
+  return download_records(slot);
+}
+
+static fp8core_status measured(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_communicator *communicator = slot->reducer->communicator;
+  const int64_t count = slot->bucket->count;
+  slot->amaxes[count] = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const float amax = fabsf(slot->reducer->records[slot->bucket->first + i].amax);
+    slot->amaxes[i] = fp8core_float_bits(amax);
+    if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status upload_scales(gradient_slot *slot) {
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = &slot->reducer->records[slot->bucket->first + i];
+    record->wire_scale = tensor->statistics.wire_scale;
+    record->sum_scale_inverse = tensor->sum_scale_inverse;
+  }
+  return upload_records(slot);
+}
+
+static fp8core_status download_codes(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t elements = slot->bucket->elements;
+  // After the sum.
+  if (reducer->direct) return FP8CORE_OK;
+  FP8COMM_TRY(copy(slot, slot->codes, slot->device_codes, elements * reducer->element));
+  if (reducer->options.measure_snr)
+    FP8COMM_TRY(copy(slot, slot->values, slot->device_values, elements * sizeof(float)));
+  return download_records(slot);
+}
+
+static fp8core_tensor device_vector(const fp8comm_gradient_reducer *reducer, void *data, fp8core_dtype dtype,
+                                    size_t elements) {
+  fp8core_tensor made = vector(data, dtype, elements);
+  made.device = fp8core_context_device(reducer->device_context);
+  return made;
+}
+
+// What NCCL has brought is added up; and the amaxes of the means.
+static fp8core_status sum_on_device(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), elements = own_count(slot);
+  const fp8comm_sum_job job = {.dtype = reducer->wire,
+                               .own = slot->device_codes + begin,
+                               .others = slot->device_parts,
+                               .stride = (elements + 15) / 16 * 16,
+                               .other_count = reducer->communicator->size - 1,
+                               .sum = slot->device_sum,
+                               .count = (int64_t)elements};
+  slot->request->copying = 1;
+  FP8COMM_TRY(reducer->cuda->functions->sum(reducer->cuda, &job));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = device_record_of(reducer, tensor);
+    size_t from;
+    const size_t part = overlap(tensor, begin, begin + elements, &from);
+    if (part == 0) continue;
+    fp8core_tensor mean = device_vector(reducer, slot->device_sum + (from - begin), FP8CORE_FP32, part);
+    mean.scale_inverse = &record->sum_scale_inverse;
+    FP8COMM_TRY(fp8core_amax(reducer->device_context, &mean, &record->mean_amax));
+  }
+  return download_records(slot);
+}
+
+// What quantise() does.
+static fp8core_status quantise_on_device(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  if (reducer->scaled) note_nonfinite_rank(slot->reducer, slot->amaxes[slot->bucket->count]);
+  for (int64_t i = 0; i < slot->bucket->count; i++) choose_scale(slot, i);
+  FP8COMM_TRY(upload_scales(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = device_record_of(reducer, tensor);
+    fp8core_cast_options options = fp8core_cast_options_default();
+    fp8core_tensor codes = tensor->input;
+    codes.row_stride = 0;
+    codes.scale = codes.scale_inverse = NULL;
+    codes.amax = NULL;
+    if (reducer->options.measure_snr) {
+      fp8core_tensor values = codes;
+      values.data = slot->device_values + tensor->offset;
+      values.dtype = FP8CORE_FP32;
+      FP8COMM_TRY(fp8core_cast(reducer->device_context, NULL, &tensor->input, &values));
+    }
+    codes.data = device_code_at(slot, tensor->offset);
+    codes.dtype = reducer->wire;
+    // Nothing of it will be looked at.
+    if (tensor->statistics.nonfinite) {
+      FP8COMM_TRY(fp8core_zero(reducer->device_context, codes.data, (size_t)tensor->elements * reducer->element));
+      continue;
+    }
+    if (reducer->scaled) {
+      codes.scale = &record->wire_scale;
+      options.statistics = &record->statistics;
+    }
+    options.saturate = reducer->scaled;
+    FP8COMM_TRY(fp8core_cast(reducer->device_context, &options, &tensor->input, &codes));
+  }
+  return download_codes(slot);
+}
+
+static fp8core_status quantised(void *data) {
+  gradient_slot *slot = data;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const device_record *record = &slot->reducer->records[slot->bucket->first + i];
+    fp8comm_gradient_statistics *statistics = &tensor_of(slot, i)->statistics;
+    statistics->saturated_in_cast = record->statistics.saturated;
+    statistics->flushed_to_zero = record->statistics.flushed_to_zero;
+    // What a known amax did not show.
+    if (record->statistics.nonfinite > 0) statistics->nonfinite = 1;
+  }
+  return FP8CORE_OK;
+}
+
+// Whether what an output is cast from is a mean as it travels; what an owner has not rounded so is still a sum.
+static int is_coded(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return reducer->options.algorithm == FP8COMM_NATIVE || tensor->statistics.nonfinite ||
+         is_requantised(reducer, tensor);
+}
+
+// The scales of the means, or of an owner's means and sums.
+static fp8core_status upload_mean_scales(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    device_record *record = &reducer->records[slot->bucket->first + i];
+    record->mean_scale_inverse = is_coded(reducer, tensor) ? tensor->mean_scale_inverse : tensor->sum_scale_inverse;
+    record->output_scale = tensor->statistics.mean_scale;
+    record->output_scale_inverse = tensor->mean_scale_inverse;
+  }
+  return upload_records(slot);
+}
+
+// What requantise() does on the host.
+static fp8core_status requantise_on_device(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t begin = own_begin(slot), end = begin + own_count(slot);
+  FP8COMM_TRY(upload_mean_scales(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    const device_record *record = device_record_of(reducer, tensor);
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    if (elements == 0 || tensor->statistics.nonfinite || !is_requantised(reducer, tensor)) continue;
+    fp8core_tensor mean = device_vector(reducer, slot->device_sum + (from - begin), FP8CORE_FP32, elements);
+    fp8core_tensor codes = device_vector(reducer, device_code_at(slot, from), reducer->wire, elements);
+    mean.scale_inverse = &record->sum_scale_inverse;
+    codes.scale = &record->output_scale;
+    FP8COMM_TRY(fp8core_cast(reducer->device_context, NULL, &mean, &codes));
+  }
+  return FP8CORE_OK;
+}
+
+// The means, or an owner's means and sums, and their scales; where those are on the GPU, the NaNs that were filled in.
+static fp8core_status upload_means(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const size_t first = reducer->owned ? own_begin(slot) : 0;
+  const size_t elements = reducer->owned ? own_count(slot) : slot->bucket->elements;
+  if (!reducer->direct) {
+    FP8COMM_TRY(upload_mean_scales(slot));
+    if (slot->device_sum && reducer->keeps) {
+      const fp8comm_sum all = contributions(slot);
+      fp8comm_sum_all(reducer->context, &all, 0, elements, slot->sum);
+    }
+    if (slot->device_sum) FP8COMM_TRY(copy(slot, slot->device_sum, slot->sum, elements * sizeof(float)));
+    return copy(slot, slot->device_codes + first * reducer->element, code_at(slot, first), elements * reducer->element);
+  }
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    if (!tensor->statistics.nonfinite || !is_for(reducer, tensor)) continue;
+    FP8COMM_TRY(copy(slot, device_code_at(slot, tensor->offset), code_at(slot, tensor->offset),
+                     (size_t)tensor->elements * reducer->element));
+  }
+  return FP8CORE_OK;
+}
+
+static void fill_with_nan(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  const uint32_t nan = fp8core_encode(slot->reducer->wire, NAN, 1);
+  for (int64_t j = 0; j < tensor->elements; j++)
+    memcpy(code_at(slot, tensor->offset + (size_t)j), &nan, slot->reducer->element);
+}
+
+// What unpack() and deliver() do.
+static fp8core_status unpack_on_device(void *data) {
+  gradient_slot *slot = data;
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    if (tensor->statistics.nonfinite && is_for(reducer, tensor)) fill_with_nan(slot, tensor);
+  }
+  FP8COMM_TRY(upload_means(slot));
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    const fp8core_tensor *output = &tensor->output;
+    if (!is_for(reducer, tensor)) continue;
+    const int codes = is_coded(reducer, tensor);
+    fp8core_tensor mean = *output, target = *output;
+    mean.data = codes ? (void *)device_code_at(slot, tensor->offset)
+                      : (void *)(slot->device_sum + (tensor->offset - own_begin(slot)));
+    mean.dtype = codes ? reducer->wire : FP8CORE_FP32;
+    mean.row_stride = 0;
+    mean.scale = NULL;
+    mean.amax = NULL;
+    mean.scale_inverse = &device_record_of(reducer, tensor)->mean_scale_inverse;
+    target.scale = target.scale_inverse = NULL;
+    if (reducer->scaled && output->dtype == reducer->wire) {
+      // The codes themselves; what they stand for raises the amax.
+      if (output->amax) FP8COMM_TRY(fp8core_amax(reducer->device_context, &mean, output->amax));
+      mean.scale_inverse = NULL;
+      target.amax = NULL;
+    }
+    fp8core_cast_options options = fp8core_cast_options_default();
+    options.saturate = 0;
+    FP8COMM_TRY(fp8core_cast(reducer->device_context, &options, &mean, &target));
+  }
+  return FP8CORE_OK;
+}
+
+// --- The calls between messages, continued ---
+
 // What this rank has to tell once its part is added up.
 static fp8core_status count(void *data) {
   gradient_slot *slot = data;
@@ -589,6 +910,10 @@ static fp8core_status count(void *data) {
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
     record->flushed_to_zero = tensor->statistics.flushed_to_zero;
     if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
+    if (reducer->direct) {
+      record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
+      continue;
+    }
     if (reducer->keeps) {
       record->amax = fp8core_float_bits(fp8core_bits_float(tensor->largest_sum) * tensor->sum_scale_inverse);
       continue;
@@ -641,15 +966,18 @@ static fp8core_status requantise(void *data) {
     }
     reducer->nonfinite_tensors += statistics->nonfinite;
     update_mu(reducer, tensor);
-    statistics->mean_scale = native            ? tensor->sum_scale
-                             : reducer->scaled ? fp8core_scale_rule(reducer->wire, mean_amax, 0, 0, 1.0f)
-                                               : 1.0f;
+    // Sums of codes of an infinity or a NaN, which an amax did not show, tell nothing.
+    statistics->mean_scale = native ? tensor->sum_scale
+                             : reducer->scaled && !statistics->nonfinite
+                               ? fp8core_scale_rule(reducer->wire, mean_amax, 0, 0, 1.0f)
+                               : 1.0f;
     tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
     tensor->output_scale = statistics->mean_scale;
     tensor->output_scale_inverse = tensor->mean_scale_inverse;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
-    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor)) continue;
+    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor) || reducer->direct)
+      continue;
     if (reducer->keeps) {
       const fp8comm_sum all = contributions(slot);
       fp8comm_sum_requantise(reducer->context, &all, from - begin, elements, tensor->sum_scale_inverse,
@@ -663,7 +991,7 @@ static fp8core_status requantise(void *data) {
     FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &mean, &codes));
     if (slot->bucket->lost) FP8COMM_TRY(note_lost_means(slot, tensor, from - begin, elements));
   }
-  return FP8CORE_OK;
+  return reducer->direct ? requantise_on_device(slot) : FP8CORE_OK;
 }
 
 // Squares of the exact mean, and of what the mean that travels, or an owner has, is off by, in this rank's part.
@@ -799,17 +1127,58 @@ static fp8core_status note_snr(void *data) {
   return FP8CORE_OK;
 }
 
+// A bucket whose codes stay on the GPU: NCCL takes the codes to where they are added up, and the means to all.
+static void build_direct(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const fp8comm_communicator *communicator = reducer->communicator;
+  fp8comm_request *request = slot->request;
+  const size_t count_of = (size_t)slot->bucket->count;
+  // One without elements has nothing to exchange.
+  const int travels = slot->bucket->elements > 0;
+  for (int i = 0; i < communicator->size; i++)
+    slot->part_counts[i] = (int64_t)fp8comm_part_count(&slot->bucket->parts, i);
+  memset(&slot->exchange, 0, sizeof(slot->exchange));
+  slot->exchange.element = reducer->element;
+  slot->exchange.counts = slot->part_counts;
+  slot->gather = slot->exchange;
+  slot->exchange.header.operation = FP8COMM_OPERATION_GRADIENT;
+  slot->exchange.send = slot->device_codes;
+  slot->exchange.receive = slot->device_parts;
+  slot->gather.header.operation = FP8COMM_OPERATION_ALL_GATHERV;
+  slot->gather.send = slot->device_codes + own_begin(slot);
+  slot->gather.receive = slot->device_codes;
+  build_device_wait(request);
+  fp8comm_add_call(request, measured, slot);
+  build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
+  fp8comm_add_call(request, quantise_on_device, slot);
+  if (travels) fp8comm_add_nccl(request, &slot->exchange);
+  fp8comm_add_call(request, sum_on_device, slot);
+  build_device_wait(request);
+  fp8comm_add_call(request, quantised, slot);
+  fp8comm_add_call(request, count, slot);
+  build_exchange(slot, &counts_rule, slot->counts, count_of);
+  fp8comm_add_call(request, requantise, slot);
+  if (travels && !reducer->owned) fp8comm_add_nccl(request, &slot->gather);
+  fp8comm_add_call(request, unpack_on_device, slot);
+  build_device_wait(request);
+}
+
 static void build(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   fp8comm_request *request = slot->request;
   const size_t count_of = (size_t)slot->bucket->count;
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_parts *parts = &slot->bucket->parts;
+  if (reducer->cuda) build_device_wait(request);
   if (reducer->scaled) {
-    fp8comm_add_call(request, measure, slot);
+    fp8comm_add_call(request, reducer->cuda ? measured : measure, slot);
     build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
   }
-  fp8comm_add_call(request, quantise, slot);
+  fp8comm_add_call(request, reducer->cuda ? quantise_on_device : quantise, slot);
+  if (reducer->cuda) {
+    build_device_wait(request);
+    fp8comm_add_call(request, quantised, slot);
+  }
   if (reducer->keeps) {
     fp8comm_build_contributions(request, &slot->sum_rule, parts, slot->codes, slot->received, slot->stride);
   } else {
@@ -826,7 +1195,11 @@ static void build(gradient_slot *slot) {
     build_exchange(slot, &squares_rule, slot->squares, count_of);
     fp8comm_add_call(request, note_snr, slot);
   }
-  if (reducer->owned) {
+  if (reducer->cuda) {
+    if (!reducer->owned) fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
+    fp8comm_add_call(request, unpack_on_device, slot);
+    build_device_wait(request);
+  } else if (reducer->owned) {
     fp8comm_add_call(request, deliver, slot);
   } else {
     fp8comm_build_all_gather_in_pieces(request, &slot->unpack_rule, parts, slot->codes);
@@ -1035,6 +1408,16 @@ static fp8core_status make_lost(fp8comm_gradient_reducer *reducer) {
   return FP8CORE_OK;
 }
 
+// Elements of the largest bucket, and of the largest part of this rank's.
+static void largest(const fp8comm_gradient_reducer *reducer, size_t *elements, size_t *part) {
+  *elements = *part = 0;
+  for (int64_t i = 0; i < reducer->bucket_count; i++) {
+    const gradient_bucket *one = &reducer->buckets[i];
+    *elements = maximum(*elements, one->elements);
+    *part = maximum(*part, fp8comm_part_count(&one->parts, reducer->communicator->rank));
+  }
+}
+
 // Where the next buffer lies; NULL while only the size is wanted.
 static void *place(unsigned char *memory, size_t *used, size_t bytes) {
   unsigned char *at = memory ? memory + *used : NULL;
@@ -1048,12 +1431,11 @@ static size_t kept_stride(size_t part) { return (part + PART_ELEMENTS - 1) / PAR
 // Sets a slot's buffers in `memory`, or finds how many bytes they need.
 static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *slot, unsigned char *memory) {
   const fp8comm_communicator *communicator = reducer->communicator;
-  size_t elements = 0, part = 0, tensors = 0, staging = 0, used = 0;
+  size_t elements, part, tensors = 0, staging = 0, used = 0;
+  largest(reducer, &elements, &part);
   for (int64_t i = 0; i < reducer->bucket_count; i++) {
     const gradient_bucket *one = &reducer->buckets[i];
     const size_t count_of = (size_t)one->count;
-    elements = maximum(elements, one->elements);
-    part = maximum(part, fp8comm_part_count(&one->parts, communicator->rank));
     tensors = maximum(tensors, count_of);
     if (!reducer->keeps)
       staging = maximum(staging, fp8comm_reduce_scatter_bytes(communicator, &one->parts, &slot->sum_rule));
@@ -1064,7 +1446,9 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
     staging = maximum(staging, exchange_bytes(communicator, &squares_rule, count_of));
   }
   const int snr = reducer->options.measure_snr;
-  const int sums = !reducer->keeps && reducer->options.algorithm != FP8COMM_NATIVE;
+  // What an owner's outputs on a GPU are cast from is a sum.
+  const int sums =
+    (!reducer->keeps || (reducer->cuda && reducer->owned)) && reducer->options.algorithm != FP8COMM_NATIVE;
   const size_t ranks = (size_t)communicator->size;
   slot->codes = place(memory, &used, elements * reducer->element);
   slot->received = place(memory, &used, reducer->keeps ? (ranks - 1) * kept_stride(part) : 0);
@@ -1081,6 +1465,33 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
   return used;
 }
 
+static fp8core_status make_slot_on_device(fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
+  size_t elements, part;
+  void *memory;
+  largest(reducer, &elements, &part);
+  const size_t codes = elements * reducer->element;
+  const size_t values = reducer->options.measure_snr ? elements * sizeof(float) : 0;
+  const int sums = reducer->direct || (reducer->owned && reducer->options.algorithm != FP8COMM_NATIVE);
+  const size_t sum = sums ? part * sizeof(float) : 0;
+  const size_t ranks = (size_t)reducer->communicator->size;
+  const size_t parts = reducer->direct ? (ranks - 1) * ((part + 15) / 16 * 16) : 0;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, codes, &memory));
+  slot->device_codes = memory;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, values, &memory));
+  slot->device_values = memory;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, sum, &memory));
+  slot->device_sum = memory;
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, parts, &memory));
+  slot->device_parts = memory;
+  if (reducer->direct) {
+    slot->part_counts = calloc(ranks, sizeof(*slot->part_counts));
+    if (!slot->part_counts)
+      return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the parts of a bucket");
+  }
+  reducer->memory_bytes += codes + values + sum + parts;
+  return FP8CORE_OK;
+}
+
 static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_reducer wide = {reducer->element, sizeof(float), wide_first, wide_add, NULL, slot};
@@ -1093,12 +1504,63 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
   slot->exact_rule = exact;
   slot->unpack_rule = unpacks;
   const size_t bytes = lay_out(reducer, slot, NULL);
-  slot->memory = fp8comm_allocate(bytes);
+  if (reducer->cuda) {
+    void *memory;
+    FP8COMM_TRY(reducer->cuda->functions->allocate(reducer->cuda, bytes, &memory));
+    slot->memory = memory;
+  } else {
+    slot->memory = fp8comm_allocate(bytes);
+  }
   if (!slot->memory)
     return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
   (void)lay_out(reducer, slot, slot->memory);
   reducer->memory_bytes += bytes;
+  return reducer->cuda ? make_slot_on_device(reducer, slot) : FP8CORE_OK;
+}
+
+static void free_slot(const fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
+  if (!reducer->cuda) {
+    free(slot->memory);
+    return;
+  }
+  free(slot->part_counts);
+  if (slot->memory) reducer->cuda->functions->free(reducer->cuda, slot->memory);
+  if (!reducer->device_context) return;
+  (void)fp8core_free(reducer->device_context, slot->device_codes);
+  (void)fp8core_free(reducer->device_context, slot->device_values);
+  (void)fp8core_free(reducer->device_context, slot->device_sum);
+  (void)fp8core_free(reducer->device_context, slot->device_parts);
+}
+
+// The contexts and records of a reducer of gradients on a GPU.
+static fp8core_status make_on_device(fp8comm_gradient_reducer *reducer, fp8comm_cuda *cuda) {
+  fp8core_context_options options = fp8core_context_options_default();
+  const size_t bytes = (size_t)reducer->tensor_count * sizeof(device_record);
+  void *memory;
+  reducer->context = NULL;
+  reducer->cuda = cuda;
+  FP8COMM_TRY(fp8core_context_create(&reducer->context, &options));
+  options.device = fp8core_context_device(cuda->context);
+  options.use_stream = 1;
+  options.stream = cuda->stream;
+  // Casts need none.
+  options.workspace_bytes = 256;
+  FP8COMM_TRY(fp8core_context_create(&reducer->device_context, &options));
+  FP8COMM_TRY(cuda->functions->allocate(cuda, bytes, &memory));
+  reducer->records = memory;
+  memset(reducer->records, 0, bytes);
+  FP8COMM_TRY(fp8core_alloc(reducer->device_context, bytes, &memory));
+  reducer->device_records = memory;
+  reducer->memory_bytes += 2 * bytes;
   return FP8CORE_OK;
+}
+
+static void free_on_device(fp8comm_gradient_reducer *reducer) {
+  if (!reducer->cuda) return;
+  if (reducer->device_context) (void)fp8core_free(reducer->device_context, reducer->device_records);
+  if (reducer->records) reducer->cuda->functions->free(reducer->cuda, reducer->records);
+  fp8core_context_destroy(&reducer->device_context);
+  fp8core_context_destroy(&reducer->context);
 }
 
 static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *elements) {
@@ -1137,9 +1599,10 @@ static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *ele
   reducer->slot_count = (int)(in_flight < reducer->bucket_count ? in_flight : reducer->bucket_count);
   reducer->slots = calloc((size_t)reducer->slot_count, sizeof(*reducer->slots));
   if (!reducer->slots) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate buckets");
-  reducer->memory_bytes = sizeof(*reducer) + begins * sizeof(*reducer->begins) +
-                          count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
-                          (size_t)reducer->slot_count * sizeof(*reducer->slots);
+  reducer->memory_bytes +=
+    sizeof(*reducer) + begins * sizeof(*reducer->begins) +
+    count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
+    (size_t)reducer->slot_count * sizeof(*reducer->slots);
   if (reducer->scaled && reducer->options.error_feedback) FP8COMM_TRY(make_lost(reducer));
   reducer->memory_bytes += reducer->lost_bytes;
   for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
@@ -1178,9 +1641,13 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   *reducer = NULL;
   if (!communicator) return fp8comm_invalid("communicator is NULL, expected a communicator");
   if (!context) return fp8comm_invalid("context is NULL, expected a context");
-  if (fp8core_context_device(context).type != FP8CORE_DEVICE_CPU)
-    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
-                                  "context is on a GPU, expected the CPU: gradients are reduced in host memory");
+  fp8comm_cuda *cuda = NULL;
+  if (fp8core_context_device(context).type != FP8CORE_DEVICE_CPU) {
+    cuda = communicator->path != FP8COMM_PATH_NONE ? communicator->shared->cuda : NULL;
+    if (!cuda || cuda->context != context)
+      return fp8comm_invalid("context is on a GPU, but is not the communicator's, expected one that it was given by "
+                             "fp8comm_communicator_use_device()");
+  }
   if (tensors < 1 || tensors > INT32_MAX)
     return fp8comm_invalid("tensors is %lld, expected 1 to 2^31 - 1", (long long)tensors);
   if (!elements) return fp8comm_invalid("elements is NULL, expected %lld sizes", (long long)tensors);
@@ -1193,6 +1660,9 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   }
   FP8COMM_TRY(read_options(given, &options));
   FP8COMM_TRY(check_lists(&options, tensors, communicator->size));
+  if (cuda && options.error_feedback)
+    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
+                                  "error_feedback is 1, expected 0 for a context on a GPU, which has none");
   FP8COMM_TRY(fp8comm_check(communicator));
   fp8comm_gradient_reducer *made = calloc(1, sizeof(*made));
   if (!made) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a reducer");
@@ -1206,12 +1676,15 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
                                                             : FP8CORE_BF16;
   made->element = fp8core_dtype_size(made->wire);
   made->owned = options.owners != NULL;
+  made->direct = cuda && communicator->path == FP8COMM_PATH_NCCL && communicator->size > 1 &&
+                 options.algorithm == FP8COMM_TWO_SHOT && !options.measure_snr;
   // Errors of means need the sums.
   made->keeps = options.algorithm == FP8COMM_TWO_SHOT && !options.error_feedback &&
                 (!made->owned || communicator->size <= KEPT_RANKS);
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
-  fp8core_status status = make(made, elements);
+  fp8core_status status = cuda ? make_on_device(made, cuda) : FP8CORE_OK;
+  if (status == FP8CORE_OK) status = make(made, elements);
   // The caller's, for this call only.
   made->options.owners = made->options.bucket_of = NULL;
   if (status == FP8CORE_OK) status = agree(made);
@@ -1229,8 +1702,9 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
   *reducer = NULL;
   for (int i = 0; i < gone->slot_count && gone->slots; i++) {
     fp8comm_request_discard(&gone->slots[i].request);
-    free(gone->slots[i].memory);
+    free_slot(gone, &gone->slots[i]);
   }
+  free_on_device(gone);
   free(gone->slots);
   free(gone->lost);
   free(gone->begins);
@@ -1263,13 +1737,18 @@ fp8core_status fp8comm_gradient_bucket(const fp8comm_gradient_reducer *reducer, 
   return FP8CORE_OK;
 }
 
-static fp8core_status check_tensor(const char *name, int64_t index, const fp8core_tensor *tensor, int64_t elements) {
+static fp8core_status check_tensor(const fp8comm_gradient_reducer *reducer, const char *name, int64_t index,
+                                   const fp8core_tensor *tensor, int64_t elements) {
   const int64_t found = fp8core_tensor_elements(tensor);
   if (found < 0) return fp8comm_invalid("%s[%lld]: %s", name, (long long)index, fp8core_last_error());
   if (found != elements)
     return fp8comm_invalid("%s[%lld] has %lld elements, expected the %lld of the reducer", name, (long long)index,
                            (long long)found, (long long)elements);
-  if (tensor->device.type != FP8CORE_DEVICE_CPU)
+  if (reducer->cuda && (tensor->device.type != FP8CORE_DEVICE_CUDA || tensor->device.index != reducer->cuda->device))
+    return fp8comm_invalid("%s[%lld] is %s, expected the memory of CUDA device %d", name, (long long)index,
+                           tensor->device.type == FP8CORE_DEVICE_CUDA ? "on another GPU" : "in host memory",
+                           reducer->cuda->device);
+  if (!reducer->cuda && tensor->device.type != FP8CORE_DEVICE_CPU)
     return fp8comm_invalid("%s[%lld] is on a GPU, expected host memory", name, (long long)index);
   return FP8CORE_OK;
 }
@@ -1278,12 +1757,12 @@ static fp8core_status check_bucket_tensors(const fp8comm_gradient_reducer *reduc
                                            const fp8core_tensor *inputs, const fp8core_tensor *outputs) {
   for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
     const fp8core_dtype dtype = outputs[i].dtype;
-    FP8COMM_TRY(check_tensor("inputs", i, &inputs[i], reducer->tensors[i].elements));
+    FP8COMM_TRY(check_tensor(reducer, "inputs", i, &inputs[i], reducer->tensors[i].elements));
     if (!is_for(reducer, &reducer->tensors[i])) continue;
     // What scales it comes with is not looked at.
     fp8core_tensor output = outputs[i];
     output.scale = output.scale_inverse = NULL;
-    FP8COMM_TRY(check_tensor("outputs", i, &output, reducer->tensors[i].elements));
+    FP8COMM_TRY(check_tensor(reducer, "outputs", i, &output, reducer->tensors[i].elements));
     if (dtype != FP8CORE_FP32 && dtype != FP8CORE_BF16 && dtype != FP8CORE_FP16 && dtype != reducer->wire)
       return fp8comm_invalid("outputs[%lld] is %s, expected fp32, bf16, fp16%s%s", (long long)i,
                              fp8core_dtype_name(dtype), reducer->scaled ? " or the wire's " : "",
@@ -1324,15 +1803,23 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
     const double mu = tensor->mu;
     tensor->input = inputs[i];
     // Its scale may be the one that this step is going to write: what it is now counts.
-    tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
-    tensor->input.scale_inverse = &tensor->input_scale_inverse;
-    tensor->known_amax = reducer->options.inputs_have_amax ? inputs[i].amax : NULL;
-    if (tensor->known_amax) tensor->known_amax_value = *tensor->known_amax;
+    tensor->given_scale_inverse = inputs[i].scale_inverse;
+    if (reducer->cuda) {
+      tensor->input.scale_inverse = &reducer->device_records[i].input_scale_inverse;
+    } else {
+      tensor->input_scale_inverse = inputs[i].scale_inverse ? *inputs[i].scale_inverse : 1.0f;
+      tensor->input.scale_inverse = &tensor->input_scale_inverse;
+    }
+    tensor->known_amax = reducer->scaled && reducer->options.inputs_have_amax ? inputs[i].amax : NULL;
+    if (tensor->known_amax && !reducer->cuda) tensor->known_amax_value = *tensor->known_amax;
     tensor->input.amax = NULL;
     if (is_for(reducer, tensor)) {
       const int narrow = reducer->scaled && outputs[i].dtype == reducer->wire;
-      outputs[i].scale = narrow ? &tensor->output_scale : NULL;
-      outputs[i].scale_inverse = narrow ? &tensor->output_scale_inverse : NULL;
+      const device_record *record = reducer->cuda ? &reducer->device_records[i] : NULL;
+      outputs[i].scale = !narrow ? NULL : record ? &record->output_scale : &tensor->output_scale;
+      outputs[i].scale_inverse = !narrow  ? NULL
+                                 : record ? &record->output_scale_inverse
+                                          : &tensor->output_scale_inverse;
       tensor->output = outputs[i];
     }
     memset(&tensor->statistics, 0, sizeof(tensor->statistics));
@@ -1376,7 +1863,13 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
   }
   slot->ticket = reducer->tickets++;
   bucket->started = 1;
-  build(slot);
+  const fp8core_status status = reducer->cuda ? begin_on_device(slot) : FP8CORE_OK;
+  if (reducer->direct) {
+    build_direct(slot);
+  } else {
+    build(slot);
+  }
+  if (status != FP8CORE_OK) slot->request->status = status;
   return note(reducer, fp8comm_request_start(&slot->request));
 }
 

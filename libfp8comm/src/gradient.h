@@ -18,6 +18,8 @@ typedef struct fp8comm_gradient_tensor {
   fp8core_tensor input;
   fp8core_tensor output;
   float input_scale_inverse;
+  // The input's own, wherever it lies.
+  const float *given_scale_inverse;
   // What the caller says of the input; NULL: it is measured.
   const float *known_amax;
   float known_amax_value;

@@ -31,7 +31,12 @@ typedef struct fp8comm_shared {
   fp8comm_request *active;
   // One a rank of the endpoint: whether it has answered the question of a call that waits in vain.
   unsigned char *answered;
+  // device.h; NULL as long as no communicator here was given a device.
+  struct fp8comm_cuda *cuda;
 } fp8comm_shared;
+
+// How device memory travels.
+typedef enum fp8comm_path { FP8COMM_PATH_NONE, FP8COMM_PATH_STAGED, FP8COMM_PATH_NCCL } fp8comm_path;
 
 struct fp8comm_communicator {
   fp8comm_shared *shared;
@@ -49,6 +54,9 @@ struct fp8comm_communicator {
   uint32_t *received;
   // Requests that have ended and keep their memory for the next.
   fp8comm_request *idle;
+  fp8comm_path path;
+  // NULL unless the path is NCCL's, and after it was aborted.
+  struct fp8comm_nccl *nccl;
 };
 
 // What ranks must agree on. Sent beside the data of every operation.
@@ -62,6 +70,9 @@ typedef struct fp8comm_header {
   uint64_t count;
   // Of sizes that are many.
   uint64_t digest;
+  // 1: device memory.
+  uint32_t on_device;
+  uint32_t unused;
 } fp8comm_header;
 
 typedef enum fp8comm_operation_kind {
@@ -75,7 +86,8 @@ typedef enum fp8comm_operation_kind {
   FP8COMM_OPERATION_SPLIT,
   FP8COMM_OPERATION_SEND,
   FP8COMM_OPERATION_GRADIENT_CREATE,
-  FP8COMM_OPERATION_GRADIENT
+  FP8COMM_OPERATION_GRADIENT,
+  FP8COMM_OPERATION_USE_DEVICE
 } fp8comm_operation_kind;
 
 // How contributions are added up: an accumulator takes the first, then the others in a fixed order, and gives the
@@ -90,6 +102,24 @@ typedef struct fp8comm_reducer {
   void *data;
 } fp8comm_reducer;
 
+// A plain collective or message. Bytes and addresses are those of any memory.
+typedef struct fp8comm_collective {
+  fp8comm_header header;
+  // What is read, and written; the same of a broadcast, one NULL of a message.
+  const void *send;
+  void *receive;
+  size_t element;
+  // Elements of each rank's part: one number, or, unless NULL, one a rank.
+  size_t count;
+  const int64_t *counts;
+  // The root of a broadcast, the other rank of a message, and whether that is sent.
+  int peer;
+  int sends;
+  // Of reductions.
+  fp8comm_reduction reduction;
+  fp8comm_reducer reducer;
+} fp8comm_collective;
+
 typedef enum fp8comm_step_kind {
   FP8COMM_STEP_SEND,
   FP8COMM_STEP_RECEIVE,
@@ -99,7 +129,13 @@ typedef enum fp8comm_step_kind {
   FP8COMM_STEP_FIRST,
   FP8COMM_STEP_ADD,
   FP8COMM_STEP_LAST,
-  FP8COMM_STEP_CALL
+  FP8COMM_STEP_CALL,
+  // device.c: a copy on the device's stream; a mark there, of which a request has two (`offset`); until the stream is
+  // past it; until NCCL has done the request's collective.
+  FP8COMM_STEP_DEVICE_COPY,
+  FP8COMM_STEP_DEVICE_MARK,
+  FP8COMM_STEP_DEVICE_WAIT,
+  FP8COMM_STEP_NCCL
 } fp8comm_step_kind;
 
 typedef fp8core_status (*fp8comm_call)(void *data);
@@ -116,6 +152,15 @@ typedef struct fp8comm_step {
   fp8comm_call call;
   void *data;
 } fp8comm_step;
+
+// How far NCCL is with a request.
+typedef enum fp8comm_nccl_state {
+  FP8COMM_NCCL_NONE,
+  // Waits for its turn.
+  FP8COMM_NCCL_QUEUED,
+  FP8COMM_NCCL_LAUNCHING,
+  FP8COMM_NCCL_RUNNING
+} fp8comm_nccl_state;
 
 typedef struct fp8comm_pending {
   fp8comm_operation *operation;
@@ -154,6 +199,18 @@ struct fp8comm_request {
   size_t scratch_bytes;
   // Of plain reductions.
   fp8comm_reducer reducer;
+  // Of NCCL.
+  fp8comm_collective collective;
+  fp8comm_nccl_state nccl_state;
+  // Steps that are still to come; until they have, it is no later request's turn, so that ranks keep one order.
+  int nccl_steps;
+  // The one that has its place in NCCL's queue, or had it last.
+  const struct fp8comm_step *nccl_begun;
+  // Of device memory: whether copies may be under way; marks, and page-locked memory, kept as scratch is.
+  int copying;
+  void *marks[2];
+  void *staging;
+  size_t staging_bytes;
   // What a step that could not be made is answered with at the end of making.
   fp8core_status status;
   int active;
@@ -192,6 +249,9 @@ void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *s
 void fp8comm_add_call(fp8comm_request *request, fp8comm_call call, void *data);
 void fp8comm_add_reduction(fp8comm_request *request, fp8comm_step_kind kind, const fp8comm_reducer *reducer,
                            void *destination, const void *source, size_t offset, size_t count);
+void fp8comm_add_device_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes);
+// A step that has no more than a kind and a number.
+void fp8comm_add_step(fp8comm_request *request, fp8comm_step_kind kind, size_t offset);
 // The memory of 64-byte alignment that holds buffers; NULL where there is none. For free().
 void *fp8comm_allocate(size_t bytes);
 // Puts the request among those in flight and goes as far as it can. On failure the request is gone.
@@ -235,5 +295,10 @@ void fp8comm_build_small_all_reduce(fp8comm_request *request, const fp8comm_redu
 // Ends when every rank has begun it.
 void fp8comm_build_barrier(fp8comm_request *request);
 int fp8comm_all_reduce_is_small(const fp8comm_communicator *communicator, size_t count, size_t element);
+
+// collectives.c: a collective on host memory, as steps of a request. Bytes of scratch that it needs, and the steps;
+// `collective->reducer` and `counts` are read here only, the request's own reducer is theirs.
+size_t fp8comm_collective_scratch(const fp8comm_communicator *communicator, const fp8comm_collective *collective);
+void fp8comm_build_collective(fp8comm_request *request, const fp8comm_collective *collective);
 
 #endif

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "device.h"
 #include "internal.h"
 
 #define HEADER_MAGIC UINT32_C(0x50384643)
@@ -61,8 +62,8 @@ static const char *rank_name(const fp8comm_communicator *communicator, int rank,
 
 static const char *operation_name(uint32_t operation) {
   static const char *const names[] = {
-    "",          "all_reduce", "reduce_scatter", "all_gather", "all_gatherv",     "all_to_all",
-    "broadcast", "barrier",    "split",          "send",       "gradient_create", "gradient_all_reduce"};
+    "",        "all_reduce", "reduce_scatter", "all_gather",      "all_gatherv",         "all_to_all", "broadcast",
+    "barrier", "split",      "send",           "gradient_create", "gradient_all_reduce", "use_device"};
   return operation >= 1 && operation < sizeof(names) / sizeof(*names) ? names[operation] : "an unknown operation";
 }
 
@@ -71,7 +72,9 @@ static const char *reduction_name(uint32_t reduction) {
 }
 
 static void describe(const fp8comm_header *header, char text[160]) {
-  const char *name = operation_name(header->operation);
+  char name[64];
+  (void)snprintf(name, sizeof(name), "%s%s", operation_name(header->operation),
+                 header->on_device ? " on device memory" : "");
   const unsigned long long count = header->count;
   const char *dtype = fp8comm_dtype_name((fp8comm_dtype)header->dtype);
   switch (header->operation) {
@@ -87,7 +90,8 @@ static void describe(const fp8comm_header *header, char text[160]) {
                    (unsigned)header->digest);
     break;
   case FP8COMM_OPERATION_BARRIER:
-  case FP8COMM_OPERATION_SPLIT: (void)snprintf(text, 160, "%s", name); break;
+  case FP8COMM_OPERATION_SPLIT:
+  case FP8COMM_OPERATION_USE_DEVICE: (void)snprintf(text, 160, "%s", name); break;
   case FP8COMM_OPERATION_GRADIENT_CREATE:
     (void)snprintf(text, 160, "%s of %llu tensors, sizes and options with digest %08x", name, count,
                    (unsigned)header->digest);
@@ -142,6 +146,7 @@ static void end_request(fp8comm_request *request) {
   request->pending_count = 0;
   cancel(shared, &request->header_send);
   cancel(shared, &request->header_receive);
+  fp8comm_device_cancel(request);
   fp8comm_request **link = &shared->active;
   while (*link && *link != request) link = &(*link)->next;
   if (*link) *link = request->next;
@@ -164,8 +169,20 @@ static void tell_all(fp8comm_shared *shared, const fp8comm_control *message) {
   }
 }
 
-static void rest(fp8comm_endpoint *endpoint) {
-  if (endpoint->transport->wait) {
+// Whether some request waits for the device, whose end wakes nobody.
+static int awaits_device(const fp8comm_shared *shared) {
+  if (!shared->cuda) return 0;
+  for (const fp8comm_request *request = shared->active; request; request = request->next) {
+    const fp8comm_step_kind kind =
+      request->position < request->step_count ? request->steps[request->position].kind : FP8COMM_STEP_WAIT;
+    if (kind == FP8COMM_STEP_DEVICE_WAIT || kind == FP8COMM_STEP_NCCL) return 1;
+  }
+  return 0;
+}
+
+static void rest(const fp8comm_shared *shared) {
+  fp8comm_endpoint *endpoint = shared->endpoint;
+  if (endpoint->transport->wait && !awaits_device(shared)) {
     endpoint->transport->wait(endpoint, WAIT_MILLISECONDS);
   } else {
     (void)sched_yield();
@@ -176,7 +193,7 @@ static void await_reason(fp8comm_shared *shared) {
   const double start = fp8comm_now();
   while (shared->failure == FP8CORE_OK && fp8comm_now() - start < REASON_SECONDS) {
     if (shared->endpoint->transport->progress(shared->endpoint) != FP8CORE_OK) return;
-    if (shared->failure == FP8CORE_OK) rest(shared->endpoint);
+    if (shared->failure == FP8CORE_OK) rest(shared);
   }
 }
 
@@ -255,6 +272,10 @@ static fp8core_status take_request(fp8comm_communicator *communicator, const fp8
   taken->posted = 0;
   taken->position = 0;
   taken->pending_count = 0;
+  taken->nccl_state = FP8COMM_NCCL_NONE;
+  taken->nccl_steps = 0;
+  taken->nccl_begun = NULL;
+  taken->copying = 0;
   taken->status = FP8CORE_OK;
   taken->active = 0;
   taken->done = 0;
@@ -339,6 +360,19 @@ void fp8comm_add_wait_for(fp8comm_request *request, size_t messages) {
 
 void fp8comm_add_wait(fp8comm_request *request) { fp8comm_add_wait_for(request, request->message_count); }
 
+void fp8comm_add_step(fp8comm_request *request, fp8comm_step_kind kind, size_t offset) {
+  fp8comm_step *step = new_step(request, kind);
+  if (step) step->offset = offset;
+}
+
+void fp8comm_add_device_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes) {
+  fp8comm_step *step = bytes > 0 && destination != source ? new_step(request, FP8COMM_STEP_DEVICE_COPY) : NULL;
+  if (!step) return;
+  step->destination = destination;
+  step->source = source;
+  step->count = bytes;
+}
+
 void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes) {
   fp8comm_step *step = bytes > 0 && destination != source ? new_step(request, FP8COMM_STEP_COPY) : NULL;
   if (!step) return;
@@ -416,8 +450,10 @@ static fp8core_status test_pending(fp8comm_request *request, int *moved) {
   return FP8CORE_OK;
 }
 
-static fp8core_status run_step(fp8comm_request *request, const fp8comm_step *step) {
+// *done 0: to be tried again.
+static fp8core_status run_step(fp8comm_request *request, const fp8comm_step *step, int *done) {
   const fp8comm_reducer *reducer = step->reducer;
+  *done = 1;
   switch (step->kind) {
   case FP8COMM_STEP_SEND:
   case FP8COMM_STEP_RECEIVE: return post_step(request, step);
@@ -428,7 +464,11 @@ static fp8core_status run_step(fp8comm_request *request, const fp8comm_step *ste
   case FP8COMM_STEP_LAST:
     return reducer->last(reducer->data, step->destination, step->source, step->offset, step->count);
   case FP8COMM_STEP_CALL: return step->call(step->data);
-  case FP8COMM_STEP_WAIT: break;
+  case FP8COMM_STEP_WAIT: *done = request->pending_count == 0 || request->pending[0].index >= step->count; break;
+  case FP8COMM_STEP_DEVICE_COPY:
+  case FP8COMM_STEP_DEVICE_MARK:
+  case FP8COMM_STEP_DEVICE_WAIT:
+  case FP8COMM_STEP_NCCL: return fp8comm_device_step(request, step, done);
   }
   return FP8CORE_OK;
 }
@@ -447,14 +487,15 @@ static fp8core_status advance(fp8comm_request *request, int *moved) {
   FP8COMM_TRY(test_header(request, moved));
   FP8COMM_TRY(test_pending(request, moved));
   while (request->position < request->step_count) {
-    const fp8comm_step *step = &request->steps[request->position];
-    if (step->kind == FP8COMM_STEP_WAIT && request->pending_count > 0 && request->pending[0].index < step->count)
-      return FP8CORE_OK;
+    int done = 0;
+    FP8COMM_TRY(run_step(request, &request->steps[request->position], &done));
+    if (!done) return FP8CORE_OK;
     request->position++;
     *moved = 1;
-    FP8COMM_TRY(run_step(request, step));
   }
   if (request->pending_count == 0 && !request->header_send.operation && !request->header_receive.operation) {
+    // The last step has waited for them.
+    request->copying = 0;
     end_request(request);
     request->done = 1;
   }
@@ -465,7 +506,8 @@ static fp8core_status advance(fp8comm_request *request, int *moved) {
 // call that needs nothing more succeeds.
 static fp8core_status progress(fp8comm_shared *shared) {
   fp8comm_endpoint *endpoint = shared->endpoint;
-  const fp8core_status status = endpoint->transport->progress(endpoint);
+  fp8core_status status = endpoint->transport->progress(endpoint);
+  if (status == FP8CORE_OK && shared->cuda && shared->failure == FP8CORE_OK) status = fp8comm_device_progress(shared);
   if (status != FP8CORE_OK && shared->failure == FP8CORE_OK) return fail(shared, status);
   for (fp8comm_request *request = shared->active, *next; request; request = next) {
     int moved = 0;
@@ -556,6 +598,10 @@ static void name_missing(const fp8comm_request *request, char *text, size_t room
     (void)append(text, used, room, named > 1 ? " do not answer" : " does not answer");
     return;
   }
+  if (request->pending_count == 0 && !request->header_receive.operation && !request->header_send.operation) {
+    (void)snprintf(text, room, "every rank answers, but the device has not done its part");
+    return;
+  }
   const int awaited = request->pending_count > 0          ? request->pending[0].peer
                       : request->header_receive.operation ? request->header_receive.peer
                                                           : request->header_send.peer;
@@ -619,7 +665,6 @@ fp8core_status fp8comm_request_wait(fp8comm_request **request) {
   if (!request) return fp8comm_invalid("request of fp8comm_request_wait() is NULL, expected a pointer to a request");
   if (!*request) return FP8CORE_OK;
   fp8comm_request *waited = *request;
-  fp8comm_endpoint *endpoint = waited->communicator->shared->endpoint;
   // What needs no other rank learns of failures all the same, for the next call.
   if (waited->done) (void)progress(waited->communicator->shared);
   // Time between calls does not count.
@@ -636,7 +681,7 @@ fp8core_status fp8comm_request_wait(fp8comm_request **request) {
     if (fp8comm_now() - waited->stalled_since < YIELD_SECONDS) {
       (void)sched_yield();
     } else {
-      rest(endpoint);
+      rest(waited->communicator->shared);
     }
   }
   return finish(request);

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "fake_cuda.h"
 #if !defined(__x86_64__)
 #  include <ucontext.h>
 #endif
@@ -322,7 +324,7 @@ static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
 static inline unsigned char *fp8core_dynamic_shared() { return emulation::dynamic_shared; }
 
 template <typename Argument>
-static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void *, const Argument &argument,
+static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void *stream, const Argument &argument,
                           size_t shared_bytes = 0) {
   struct call {
     void (*kernel)(Argument);
@@ -333,6 +335,7 @@ static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void 
     }
   };
   const call data = {kernel, &argument};
+  fake_stream_flush(stream);
   pthread_mutex_lock(&emulation::device);
   emulation::body = call::run;
   emulation::argument = &data;

@@ -3,14 +3,22 @@
 // NVIDIA's documentation of cublasLtMatmul() is about types, layouts and alignment, so that the backend's choice among
 // its ways is tested.
 //
-// FP8_FAKE_CAPABILITY is the compute capability of the GPU that it plays: 80, 89, 90 (default) or 100.
+// Copies from and to page-locked memory are done when an event behind them is asked for, one each time, so that who
+// does not wait for them shows.
+//
+// FP8_FAKE_CAPABILITY is the compute capability of the GPU that it plays: 80, 89, 90 (default) or 100. FP8_FAKE_DEVICES
+// is how many there are, 2 by default.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/cublaslt.h"
+#include "fake_cuda.h"
 #include "numerics.h"
 
 // For the emulated libraries that are linked with the one that this is in.
@@ -25,7 +33,8 @@ static int capability(void) {
 static _Thread_local int current_device;
 
 cudaError_t cudaGetDeviceCount(int *count) {
-  *count = 2;
+  const char *value = getenv("FP8_FAKE_DEVICES");
+  *count = value ? atoi(value) : 2;
   return cudaSuccess;
 }
 
@@ -51,24 +60,192 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+cudaError_t cudaDeviceGetPCIBusId(char *name, int bytes, int device) {
+  (void)snprintf(name, (size_t)bytes, "0000:%02X:00.0", device + 1);
+  return cudaSuccess;
+}
+
+// --- Memory of each kind ---
+
+typedef struct range {
+  struct range *next;
+  const unsigned char *begin;
+  size_t bytes;
+  int device;
+  int page_locked;
+} range;
+
+static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
+static range *ranges;
+
+static void add_range(void *pointer, size_t bytes, int page_locked) {
+  range *added = malloc(sizeof(*added));
+  if (!added) abort();
+  *added = (range){NULL, pointer, bytes, current_device, page_locked};
+  (void)pthread_mutex_lock(&ranges_lock);
+  added->next = ranges;
+  ranges = added;
+  (void)pthread_mutex_unlock(&ranges_lock);
+}
+
+static void remove_range(const void *pointer) {
+  (void)pthread_mutex_lock(&ranges_lock);
+  range **link = &ranges;
+  while (*link && (*link)->begin != pointer) link = &(*link)->next;
+  range *gone = *link;
+  if (gone) *link = gone->next;
+  (void)pthread_mutex_unlock(&ranges_lock);
+  if (pointer && !gone) abort();
+  free(gone);
+}
+
+static int find_range(const void *pointer, range *found) {
+  const unsigned char *at = pointer;
+  (void)pthread_mutex_lock(&ranges_lock);
+  const range *one = ranges;
+  while (one && !(at >= one->begin && at < one->begin + one->bytes)) one = one->next;
+  if (one) *found = *one;
+  (void)pthread_mutex_unlock(&ranges_lock);
+  return one != NULL;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+  range found;
+  memset(attributes, 0, sizeof(*attributes));
+  attributes->type = cudaMemoryTypeUnregistered;
+  attributes->device = -2;
+  if (!find_range(pointer, &found)) return cudaSuccess;
+  attributes->type = found.page_locked ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  attributes->device = found.device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
   (void)flags;
-  *stream = malloc(1);
-  return *stream ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  free(stream);
+  *pointer = malloc(bytes ? bytes : 1);
+  if (!*pointer) return cudaErrorMemoryAllocation;
+  memset(*pointer, 0xee, bytes);
+  add_range(*pointer, bytes, 1);
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  (void)stream;
+cudaError_t cudaFreeHost(void *pointer) {
+  remove_range(pointer);
+  free(pointer);
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-  (void)stream;
+// --- Streams ---
+
+typedef struct copy {
+  struct copy *next;
+  void *destination;
+  const void *source;
+  size_t bytes;
+} copy;
+
+typedef struct stream {
+  // Work of NCCL's that the stream was given last.
+  fake_work *work;
+  // Copies that are still to be done, and how many there were ever, and were done.
+  copy *first;
+  copy *last;
+  uint64_t given;
+  uint64_t done;
+} stream;
+
+typedef struct event {
+  stream *of;
+  uint64_t copies;
+  fake_work *work;
+} event;
+
+void fake_work_release(fake_work *work) {
+  if (work && atomic_fetch_sub(&work->references, 1) == 1) free(work);
+}
+
+void fake_stream_put(void *handle, fake_work *work) {
+  stream *to = handle;
+  (void)atomic_fetch_add(&work->references, 1);
+  fake_work_release(to->work);
+  to->work = work;
+}
+
+static void do_copy(stream *of) {
+  copy *one = of->first;
+  of->first = one->next;
+  memcpy(one->destination, one->source, one->bytes);
+  free(one);
+  of->done++;
+}
+
+void fake_stream_flush(void *handle) {
+  stream *of = handle;
+  while (of && of->first) do_copy(of);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *created, unsigned flags) {
+  (void)flags;
+  *created = calloc(1, sizeof(stream));
+  return *created ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  stream *of = (stream *)(void *)handle;
+  fake_stream_flush(of);
+  while (of && of->work && !atomic_load(&of->work->done)) (void)sched_yield();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  (void)cudaStreamSynchronize(handle);
+  fake_work_release(((stream *)(void *)handle)->work);
+  free(handle);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *created, unsigned flags) {
+  (void)flags;
+  *created = calloc(1, sizeof(event));
+  return *created ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t from) {
+  event *mark = (event *)(void *)handle;
+  stream *of = (stream *)(void *)from;
+  fake_work_release(mark->work);
+  mark->of = of;
+  mark->copies = of ? of->given : 0;
+  mark->work = of ? of->work : NULL;
+  if (mark->work) (void)atomic_fetch_add(&mark->work->references, 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  const event *mark = (const event *)(const void *)handle;
+  if (mark->of && mark->of->done < mark->copies) {
+    do_copy(mark->of);
+    return cudaErrorNotReady;
+  }
+  return mark->work && !atomic_load(&mark->work->done) ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t to, cudaEvent_t handle, unsigned flags) {
+  const event *mark = (const event *)(const void *)handle;
+  (void)flags;
+  while (mark->of && mark->of->done < mark->copies) do_copy(mark->of);
+  if (mark->work && !atomic_load(&mark->work->done)) fake_stream_put(to, mark->work);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+  fake_work_release(((event *)(void *)handle)->work);
+  free(handle);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureStatus *status) {
+  (void)handle;
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
@@ -78,24 +255,43 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   if (posix_memalign(pointer, 256, bytes) != 0) return cudaErrorMemoryAllocation;
   // What a kernel forgets to write shows.
   memset(*pointer, 0xff, bytes < (size_t)1 << 20 ? bytes : (size_t)1 << 20);
+  add_range(*pointer, bytes, 0);
   return cudaSuccess;
 }
 
 cudaError_t cudaFree(void *pointer) {
+  remove_range(pointer);
   free(pointer);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *destination, const void *source, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream) {
+                            cudaStream_t handle) {
+  stream *to = (stream *)(void *)handle;
+  range found;
   (void)kind;
-  (void)stream;
-  memcpy(destination, source, bytes);
+  const int later =
+    to && ((find_range(destination, &found) && found.page_locked) || (find_range(source, &found) && found.page_locked));
+  if (!later) {
+    fake_stream_flush(to);
+    memcpy(destination, source, bytes);
+    return cudaSuccess;
+  }
+  copy *one = malloc(sizeof(*one));
+  if (!one) return cudaErrorMemoryAllocation;
+  *one = (copy){NULL, destination, source, bytes};
+  if (to->first) {
+    to->last->next = one;
+  } else {
+    to->first = one;
+  }
+  to->last = one;
+  to->given++;
   return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream) {
-  (void)stream;
+cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t handle) {
+  fake_stream_flush(handle);
   memset(pointer, value, bytes);
   return cudaSuccess;
 }
@@ -358,12 +554,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                               cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
-                              cudaStream_t stream) {
+                              cudaStream_t handle_of_stream) {
   const operation *of = (const operation *)(const void *)description;
   const layout *la = (const layout *)(const void *)a_layout, *lb = (const layout *)(const void *)b_layout;
   const layout *lc = (const layout *)(const void *)c_layout, *ld = (const layout *)(const void *)d_layout;
   (void)handle;
-  (void)stream;
+  fake_stream_flush(handle_of_stream);
   if (!algorithm || !workspace || workspace_bytes < 1 << 20) return CUBLAS_STATUS_INVALID_VALUE;
   // Kernels use it as they like.
   memset(workspace, 0xff, 1 << 20);

@@ -1,5 +1,6 @@
 /** \file
- * Collective operations on host memory.
+ * Collective operations on host memory, and on that of a GPU where the communicator was given one (device.h, which
+ * tells what differs).
  *
  * Every rank of a communicator calls the same operations in the same order, with the same counts, dtypes, reductions
  * and roots. Where they do not agree, the call fails with FP8CORE_ERROR_INVALID_ARGUMENT and a message with what one

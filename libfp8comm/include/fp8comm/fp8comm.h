@@ -6,6 +6,7 @@
 
 #include "collectives.h"
 #include "communicator.h"
+#include "device.h"
 #include "gradient.h"
 #include "version.h"
 

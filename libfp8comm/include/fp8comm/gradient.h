@@ -5,9 +5,12 @@
  * as one: a message of the tensors' amaxes, from which every rank has the same scales; the codes; and a message of
  * counts, from which every rank has the same next scaling factors. numerics.md, "Gradient all-reduce", has all rules.
  *
- * The mean has the same bits on every rank and from run to run, on any number of threads and any CPU tier. Host memory
- * only. Threads: one at a time, as communicator and context are. Statuses, failures and messages: communicator.h. A
- * failure of the communicator within a call leaves the reducer good for nothing but fp8comm_gradient_destroy().
+ * The mean has the same bits on every rank and from run to run, on any number of threads, any CPU tier, and CUDA.
+ * Gradients and means lie in the memory of the context's device. On CUDA amaxes and casts are the GPU's, on the
+ * communicator's own stream there; codes come to the host to travel and to be added up, but of two-shot over NCCL
+ * (without \p measure_snr) they stay on the GPU. Threads: one at a time, as communicator and context are. Statuses,
+ * failures and messages: communicator.h. A failure of the communicator within a call leaves the reducer good for
+ * nothing but fp8comm_gradient_destroy().
  *
  * A gradient with an infinity or a NaN on any rank: every rank learns of it in the same call (the result, and the
  * tensor's statistics), the mean of that tensor is NaN throughout, so that an optimizer that looks skips the step, and
@@ -101,7 +104,8 @@ typedef struct fp8comm_gradient_options {
    * two-shot the same for the rounding of the mean. 2 bytes an element of memory, and 2 of this rank's part: errors are
    * kept in BF16, which needs no scale, and leaves out 2^-9 of an error. They are not part of saved states, as each
    * rank has its own; loading one forgets them. A step leaves alone those of a tensor that is not finite. All amaxes
-   * are measured. Of the FP8 algorithms. Slower: values are gone through several times. */
+   * are measured. Of the FP8 algorithms; FP8CORE_ERROR_NOT_SUPPORTED on CUDA. Slower: values are gone through
+   * several times. */
   int error_feedback;
 } fp8comm_gradient_options;
 
@@ -140,13 +144,17 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
  * indices. Blocking, collective.
  *
  * \param reducer receives the handle, NULL on failure.
- * \param communicator, context must outlive the reducer. The context is a CPU's; its threads do the casts.
+ * \param communicator, context must outlive the reducer. A CPU's context does casts and sums with its threads. One of a
+ *        CUDA device must be that of fp8comm_communicator_use_device(). Then the memory on the host is page-locked, and
+ *        the device holds for each bucket in flight the bytes of the largest one: twice those over NCCL; 4 an element
+ *        more of this rank's part with NCCL or \p owners, of all with \p measure_snr. Sums on the host are done by as
+ *        many threads as a CPU context has by default.
  * \param tensors at least 1.
  * \param elements of each tensor, at least 0; read during the call.
  * \param options NULL for the defaults.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, and where ranks do not agree on sizes and options;
- *         FP8CORE_ERROR_NOT_SUPPORTED for a context on a GPU; FP8CORE_ERROR_VERSION_MISMATCH;
- *         FP8CORE_ERROR_OUT_OF_MEMORY; those of communicator.h.
+ *         and for a context on a GPU that is not the communicator's; FP8CORE_ERROR_VERSION_MISMATCH;
+ *         FP8CORE_ERROR_DEVICE; FP8CORE_ERROR_OUT_OF_MEMORY; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer,
                                                    fp8comm_communicator *communicator, fp8core_context *context,
@@ -164,24 +172,22 @@ typedef struct fp8comm_gradient_result {
   int64_t nonfinite_tensors;
   /** The lowest rank that had one; -1: none, or unknown (baselines). */
   int nonfinite_rank;
-  /** Bytes that this rank sent since the first bucket was started, counted by the transport. */
+  /** Bytes that this rank sent since the first bucket was started, counted by the transport; NCCL's are not. */
   uint64_t bytes_sent;
 } fp8comm_gradient_result;
 
 /**
  * The mean of every tensor over all ranks: all buckets are started, and waited for. Blocking, collective.
  *
- * \param inputs one a tensor, in host memory, of any dtype, shape and row stride, with as many elements as at creation;
- *        FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. An amax is read when the bucket
- *        starts, where the option says so.
- * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8; of a tensor that another
- *        rank owns anything, which is left alone. Written: the data, at the end of the bucket; and scale and
- *        scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's next start, else
- *        are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the same
- *        tensor's input; any other overlap is the caller's fault.
- * \param result may be NULL.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on a GPU, or of another size or dtype, before
- *         anything of this call is exchanged; those of communicator.h.
+ * \param inputs one a tensor, on the context's device, of any dtype, shape and row stride, with as many elements as at
+ * creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. An amax is read when the
+ * bucket starts, where the option says so. \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the
+ * wire's FP8; of a tensor that another rank owns anything, which is left alone. Written: the data, at the end of the
+ * bucket; and scale and scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's
+ * next start, else are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the
+ * same tensor's input; any other overlap is the caller's fault. \param result may be NULL. \return
+ * FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or dtype, before
+ * anything of this call is exchanged; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_all_reduce(fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
                                                        fp8core_tensor *outputs, fp8comm_gradient_result *result);

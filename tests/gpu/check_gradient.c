@@ -1,0 +1,303 @@
+// The gradient reducer on CUDA against the one on the CPU: means, scales, statistics and states are the same bits,
+// whatever algorithm, formats, owners and path. Ranks are threads, on as many GPUs as there are; in
+// check_gradient_emulated CUDA and NCCL are played.
+#include "../comm/ranks.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fp8core/cuda.h"
+
+#define MOST_RANKS 4
+#define TENSORS 6
+#define STEPS 4
+#define COUNT(array) (sizeof(array) / sizeof(*(array)))
+
+static fp8core_context *contexts[MOST_RANKS];
+static int devices;
+
+// Rows, columns, and elements between the rows' starts.
+static const int64_t shapes[TENSORS][3] = {{40, 25, 32}, {1, 0, 0}, {1, 3, 3}, {33, 64, 64}, {1, 777, 777}, {7, 9, 9}};
+
+typedef struct gradient_case {
+  const char *path;
+  fp8comm_gradient_algorithm algorithm;
+  fp8comm_gradient_scaling scaling;
+  fp8core_dtype wire;
+  int owners;
+  int measure_snr;
+  int in_place;
+  // Inputs come with amaxes, which are too small, and tell nothing of a NaN.
+  int known;
+} gradient_case;
+
+// A tensor in both memories; of FP8 with its scale.
+typedef struct pair {
+  fp8core_tensor host;
+  fp8core_tensor device;
+  float scale_inverse;
+  float *device_scale_inverse;
+  float amax;
+  float *device_amax;
+  size_t bytes;
+} pair;
+
+static int make_pair(fp8core_context *context, pair *made, int index, fp8core_dtype dtype, int with_amax) {
+  memset(made, 0, sizeof(*made));
+  const int64_t rows = shapes[index][0], columns = shapes[index][1], stride = shapes[index][2];
+  made->bytes = (size_t)(rows * stride) * fp8core_dtype_size(dtype);
+  fp8core_device host = {FP8CORE_DEVICE_CPU, 0};
+  void *memory = NULL, *scale = NULL, *amax = NULL;
+  if (fp8core_alloc(context, made->bytes + 1, &memory) != FP8CORE_OK ||
+      fp8core_alloc(context, sizeof(float), &scale) != FP8CORE_OK ||
+      fp8core_alloc(context, sizeof(float), &amax) != FP8CORE_OK ||
+      fp8core_zero(context, amax, sizeof(float)) != FP8CORE_OK ||
+      fp8core_zero(context, memory, made->bytes + 1) != FP8CORE_OK)
+    return 0;
+  made->host = fp8core_tensor_matrix(calloc(1, made->bytes + 1), dtype, rows, columns, host);
+  made->device = fp8core_tensor_matrix(memory, dtype, rows, columns, fp8core_context_device(context));
+  made->host.row_stride = made->device.row_stride = columns > 0 ? stride : 0;
+  made->device_scale_inverse = scale;
+  made->device_amax = amax;
+  if (with_amax) {
+    made->host.amax = &made->amax;
+    made->device.amax = amax;
+  }
+  return made->host.data != NULL;
+}
+
+static void free_pair(fp8core_context *context, pair *gone) {
+  (void)fp8core_free(context, gone->device.data);
+  (void)fp8core_free(context, gone->device_scale_inverse);
+  (void)fp8core_free(context, gone->device_amax);
+  free(gone->host.data);
+}
+
+// New values: wide ones, so that some saturate and some vanish; in one step a NaN on one rank.
+static fp8core_status fill(fp8core_context *context, pair *one, int rank, int step, int index, int known) {
+  test_random random = {(uint64_t)(rank * 1000 + step * 100 + index + 1)};
+  const size_t element = fp8core_dtype_size(one->host.dtype);
+  one->scale_inverse = 0.125f * (float)(1 + step);
+  for (size_t i = 0; i * element < one->bytes; i++) {
+    double value = test_random_normal(&random) * exp(2 * test_random_normal(&random));
+    if (step == 2 && rank == 1 && index == 3 && i == 5) value = NAN;
+    const uint32_t code = fp8core_encode(one->host.dtype, (float)value, 1);
+    memcpy((unsigned char *)one->host.data + i * element, &code, element);
+  }
+  one->host.scale_inverse = element == 1 ? &one->scale_inverse : NULL;
+  one->device.scale_inverse = element == 1 ? one->device_scale_inverse : NULL;
+  if (known) {
+    one->amax = index == 4 ? -3.0f : 3.0f;
+    one->host.amax = &one->amax;
+    one->device.amax = one->device_amax;
+    const fp8core_status status = fp8core_copy(context, one->device_amax, &one->amax, sizeof(one->amax));
+    if (status != FP8CORE_OK) return status;
+  }
+  if (element == 1) {
+    const fp8core_status status =
+      fp8core_copy(context, one->device_scale_inverse, &one->scale_inverse, sizeof(one->scale_inverse));
+    if (status != FP8CORE_OK) return status;
+  }
+  return one->bytes > 0 ? fp8core_copy(context, one->device.data, one->host.data, one->bytes) : FP8CORE_OK;
+}
+
+static int same_double(double one, double other) { return one == other || (isnan(one) && isnan(other)); }
+
+static int same_statistics(const fp8comm_gradient_statistics *one, const fp8comm_gradient_statistics *other) {
+  return one->elements == other->elements && one->saturated_in_cast == other->saturated_in_cast &&
+         one->saturated_in_sum == other->saturated_in_sum && one->flushed_to_zero == other->flushed_to_zero &&
+         one->nonfinite == other->nonfinite && same_double((double)one->amax, (double)other->amax) &&
+         one->wire_scale == other->wire_scale && same_double((double)one->mean_scale, (double)other->mean_scale) &&
+         one->mu == other->mu && one->next_mu == other->next_mu && same_double(one->snr_db, other->snr_db);
+}
+
+// What both have written; floats of the device come to the host first.
+static const char *compare(fp8core_context *context, const pair *one, const fp8core_tensor *host,
+                           const fp8core_tensor *device) {
+  unsigned char *bytes = malloc(one->bytes + 1);
+  float values[3] = {0};
+  const char *what = NULL;
+  fp8core_status status = FP8CORE_OK;
+  if (!bytes) return "no memory";
+  if (one->bytes > 0) status = fp8core_copy(context, bytes, device->data, one->bytes);
+  if (status == FP8CORE_OK && device->scale) status = fp8core_copy(context, &values[0], device->scale, sizeof(float));
+  if (status == FP8CORE_OK && device->scale_inverse)
+    status = fp8core_copy(context, &values[1], device->scale_inverse, sizeof(float));
+  if (status == FP8CORE_OK) status = fp8core_copy(context, &values[2], one->device_amax, sizeof(float));
+  if (status != FP8CORE_OK)
+    what = fp8core_last_error();
+  else if (memcmp(bytes, host->data, one->bytes) != 0)
+    what = "the bits differ";
+  else if (!host->scale != !device->scale || (host->scale && *host->scale != values[0]))
+    what = "the scales differ";
+  else if (!host->scale_inverse != !device->scale_inverse || (host->scale_inverse && *host->scale_inverse != values[1]))
+    what = "the inverse scales differ";
+  else if (memcmp(&one->amax, &values[2], sizeof(float)) != 0)
+    what = "the amaxes differ";
+  free(bytes);
+  return what;
+}
+
+static void check_case(fp8comm_communicator *communicator, void *data) {
+  static const fp8core_dtype dtypes[] = {FP8CORE_FP32, FP8CORE_BF16, FP8CORE_FP16, FP8CORE_E4M3, FP8CORE_E5M2};
+  const gradient_case *one = data;
+  const int rank = fp8comm_communicator_rank(communicator), size = fp8comm_communicator_size(communicator);
+  fp8core_context *context = contexts[rank], *cpu;
+  fp8comm_gradient_reducer *on_cpu, *on_cuda;
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_device_options device = fp8comm_device_options_default();
+  int64_t elements[TENSORS];
+  int owners[TENSORS];
+  pair inputs[TENSORS], outputs[TENSORS];
+  fp8core_tensor host_inputs[TENSORS], host_outputs[TENSORS], device_inputs[TENSORS], device_outputs[TENSORS];
+  const int scaled = one->algorithm == FP8COMM_TWO_SHOT || one->algorithm == FP8COMM_NATIVE;
+  for (int i = 0; i < TENSORS; i++) {
+    const fp8core_dtype narrow = scaled ? one->wire : FP8CORE_BF16;
+    const fp8core_dtype outs[] = {FP8CORE_FP32, narrow, FP8CORE_BF16, narrow, FP8CORE_FP16, narrow};
+    const fp8core_dtype in = one->in_place ? outs[i] : dtypes[(i + rank) % 5];
+    elements[i] = shapes[i][0] * shapes[i][1];
+    owners[i] = (i * 2 + 1) % size;
+    rank_check(communicator, make_pair(context, &inputs[i], i, in, 0), "memory: %s", fp8core_last_error());
+    rank_check(communicator, make_pair(context, &outputs[i], i, outs[i], 1), "memory: %s", fp8core_last_error());
+  }
+  options.algorithm = one->algorithm;
+  options.scaling = one->scaling;
+  options.wire_dtype = one->wire;
+  options.measure_snr = one->measure_snr;
+  // Three buckets or more.
+  options.bucket_bytes = 2500;
+  options.mu_initial = 4;
+  options.inputs_have_amax = one->known;
+  if (one->owners) options.owners = owners;
+  device.path = one->path;
+  rank_ok(communicator, fp8core_context_create(&cpu, NULL));
+  rank_refused(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &options),
+               FP8CORE_ERROR_INVALID_ARGUMENT, "expected one that it was given by fp8comm_communicator_use_device()");
+  rank_ok(communicator, fp8comm_communicator_use_device(communicator, context, &device));
+  fp8comm_gradient_options other = options;
+  other.error_feedback = 1;
+  rank_refused(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &other),
+               FP8CORE_ERROR_NOT_SUPPORTED, "error_feedback is 1, expected 0 for a context on a GPU");
+  rank_ok(communicator, fp8comm_gradient_create(&on_cpu, communicator, cpu, TENSORS, elements, &options));
+  rank_ok(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &options));
+  rank_check(communicator, fp8comm_gradient_buckets(on_cuda) > 2, "there are %lld buckets",
+             (long long)fp8comm_gradient_buckets(on_cuda));
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < TENSORS; i++) {
+      // An FP8 mean of the step before is a gradient of the next: its scale is the one that is written.
+      const int again = one->in_place && step == 3 && outputs[i].host.dtype == one->wire && scaled;
+      if (!again) {
+        rank_ok(communicator, fill(context, &inputs[i], rank, step, i, one->known));
+        host_inputs[i] = inputs[i].host;
+        device_inputs[i] = inputs[i].device;
+      } else if (!one->owners) {
+        host_inputs[i] = host_outputs[i];
+        device_inputs[i] = device_outputs[i];
+      }
+      host_outputs[i] = outputs[i].host;
+      device_outputs[i] = outputs[i].device;
+      if (one->in_place) {
+        host_outputs[i].data = host_inputs[i].data;
+        device_outputs[i].data = device_inputs[i].data;
+      }
+    }
+    if (step == 0)
+      rank_refused(communicator, fp8comm_gradient_all_reduce(on_cuda, host_inputs, host_outputs, NULL),
+                   FP8CORE_ERROR_INVALID_ARGUMENT, "inputs[0] is in host memory, expected the memory of CUDA device");
+    fp8comm_gradient_result expected, result;
+    rank_ok(communicator, fp8comm_gradient_all_reduce(on_cpu, host_inputs, host_outputs, &expected));
+    if (step % 2 == 0) {
+      rank_ok(communicator, fp8comm_gradient_all_reduce(on_cuda, device_inputs, device_outputs, &result));
+    } else {
+      // The same by hand, from the last bucket on, with work in between.
+      for (int64_t bucket = fp8comm_gradient_buckets(on_cuda) - 1; bucket >= 0; bucket--) {
+        int done;
+        rank_ok(communicator, fp8comm_gradient_start(on_cuda, bucket, device_inputs, device_outputs));
+        rank_ok(communicator, fp8comm_gradient_progress(on_cuda, &done));
+      }
+      rank_ok(communicator, fp8comm_gradient_wait(on_cuda, &result));
+    }
+    rank_check(
+      communicator,
+      expected.nonfinite_tensors == result.nonfinite_tensors && expected.nonfinite_rank == result.nonfinite_rank,
+      "step %d: %lld tensors of rank %d are not finite, expected %lld of %d", step, (long long)result.nonfinite_tensors,
+      result.nonfinite_rank, (long long)expected.nonfinite_tensors, expected.nonfinite_rank);
+    for (int i = 0; i < TENSORS; i++) {
+      fp8comm_gradient_statistics right, statistics;
+      rank_ok(communicator, fp8comm_gradient_get_statistics(on_cpu, i, &right));
+      rank_ok(communicator, fp8comm_gradient_get_statistics(on_cuda, i, &statistics));
+      rank_check(
+        communicator, same_statistics(&right, &statistics),
+        "%s, case %d, step %d: statistics of tensor %d differ: mean_scale %g, expected %g; amax %g, expected %g",
+        one->path, (int)one->algorithm, step, i, (double)statistics.mean_scale, (double)right.mean_scale,
+        (double)statistics.amax, (double)right.amax);
+      if (one->owners && owners[i] != rank) continue;
+      const char *what = compare(context, &outputs[i], &host_outputs[i], &device_outputs[i]);
+      rank_check(communicator, !what, "step %d, tensor %d (%s, %s): %s", step, i,
+                 fp8core_dtype_name(host_inputs[i].dtype), fp8core_dtype_name(host_outputs[i].dtype), what);
+    }
+  }
+  unsigned char states[2][512];
+  const size_t bytes = fp8comm_gradient_saved_bytes(on_cuda);
+  rank_check(communicator, bytes <= sizeof(states[0]), "the state has %zu bytes", bytes);
+  rank_ok(communicator, fp8comm_gradient_save(on_cpu, states[0], bytes));
+  rank_ok(communicator, fp8comm_gradient_save(on_cuda, states[1], bytes));
+  rank_check(communicator, memcmp(states[0], states[1], bytes) == 0, "the states differ");
+  fp8comm_gradient_destroy(&on_cpu);
+  fp8comm_gradient_destroy(&on_cuda);
+  fp8core_context_destroy(&cpu);
+  for (int i = 0; i < TENSORS; i++) {
+    free_pair(context, &inputs[i]);
+    free_pair(context, &outputs[i]);
+  }
+}
+
+static void same_as_on_the_cpu(void **unused) {
+  (void)unused;
+  static const gradient_case cases[] = {
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 1, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E4M3, 1, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 1},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 1},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_POST, FP8CORE_E5M2, 1, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0},
+  };
+  static const char *const paths[] = {"staged", "nccl"};
+  for (size_t p = 0; p < COUNT(paths); p++) {
+    for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
+      if (p == 1 && ranks > devices) continue;
+      for (size_t i = 0; i < COUNT(cases); i++) {
+        gradient_case one = cases[i];
+        one.path = paths[p];
+        run_ranks(ranks, 0, check_case, &one);
+      }
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(same_as_on_the_cpu)};
+  devices = fp8core_device_count(FP8CORE_DEVICE_CUDA);
+  if (devices == 0) {
+    printf("skipped: %s\n", fp8core_last_error());
+    return 77;
+  }
+  for (int i = 0; i < MOST_RANKS; i++) {
+    fp8core_context_options options = fp8core_context_options_default();
+    options.device.type = FP8CORE_DEVICE_CUDA;
+    options.device.index = i % devices;
+    if (fp8core_context_create(&contexts[i], &options) == FP8CORE_OK) continue;
+    printf("a context on device %d: %s\n", i % devices, fp8core_last_error());
+    return 1;
+  }
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  for (int i = 0; i < MOST_RANKS; i++) fp8core_context_destroy(&contexts[i]);
+  return failed;
+}

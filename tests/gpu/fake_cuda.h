@@ -1,0 +1,27 @@
+// What the played CUDA runtime and the played NCCL share: work that a stream was given and that ends later.
+#ifndef FP8_TEST_FAKE_CUDA_H
+#define FP8_TEST_FAKE_CUDA_H
+
+#if defined(__cplusplus)
+extern "C" {
+#else
+#  include <stdatomic.h>
+
+typedef struct fake_work {
+  _Atomic int references;
+  _Atomic int done;
+} fake_work;
+
+// The stream is not past the work until it is done.
+void fake_stream_put(void *stream, fake_work *work);
+void fake_work_release(fake_work *work);
+#endif
+
+// Does what a stream was given and has not done: before kernels, which run at once.
+void fake_stream_flush(void *stream);
+
+#if defined(__cplusplus)
+}
+#endif
+
+#endif
