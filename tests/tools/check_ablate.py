@@ -254,7 +254,7 @@ class Ablate(unittest.TestCase):
             linear = next(t for t in found["tensors"] if t["name"] == "layers.0.attention.qkv.weight")
             self.assertEqual(linear["dtype"].lower(), "fp32" if precision == "bf16" else "e4m3")
             # And it goes on from there, with one rank's batch of another size.
-            self.ablate_once("loaded.json", "--load", folder, "--ranks", "3", "--micro-batch-size", "1",
+            self.ablate_once("loaded.json", "--load", folder, "--ranks", "3", "--micro-batch-size", "3",
                              "--train-iters", "10", "--ablate-steps", "1", "--measure-steps", "1")
             loaded = self.load("loaded.json")
             self.assertEqual((loaded["first_step"], loaded["step"]), (8, 10))

@@ -950,7 +950,11 @@ static int parse(const char *prefix, int argc, char **argv, const fp8lm_train_va
   if (!settings->load && complete(settings, given, micro_batch) != FP8CORE_OK)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--preset: %s", fp8core_last_error());
   if (settings->load && settings->preset && saved->preset) result = check_fixed(prefix, settings, saved);
-  return result == FP8LM_EXIT_SUCCESS ? check(prefix, settings) : result;
+  if (result != FP8LM_EXIT_SUCCESS) return result;
+  // Whoever does not take it sets it.
+  if (is_without(variant, find_entry("global-batch-size", strlen("global-batch-size"))))
+    settings->global_batch_size = settings->micro_batch_size;
+  return check(prefix, settings);
 }
 
 int fp8lm_train_settings_parse(const char *prefix, int argc, char **argv, fp8lm_train_settings *settings) {

@@ -152,7 +152,8 @@ typedef struct fp8lm_train_variant {
   /** Options of its own, which the help lists first. */
   const fp8lm_train_option *options;
   int count;
-  /** Names of options that its command line does not take; files of --config may have them. NULL is the last. */
+  /** Names of options that its command line does not take; files of --config may have them. NULL is the last. Without
+   * global-batch-size that is the micro-batch's. */
   const char *const *without;
   /** Takes the value of an option of its own; non-zero after a message that it is wrong. */
   int (*set)(void *user_data, const char *prefix, const char *name, const char *value);
