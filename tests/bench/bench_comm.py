@@ -152,7 +152,7 @@ class Network(Shared):
                 self.command("ip", "-n", name, "link", "set", "lo", "up")
                 self.command("ip", "-n", name, "link", "set", device, "up")
                 self.command("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", self.options.rate,
-                             "burst", "128kb", "latency", "50ms")
+                             "burst", "1mb", "latency", "100ms")
         except RuntimeError as error:
             self.remove()
             sys.exit(f"bench_comm.py: no network of namespaces here: {error}")
