@@ -11,6 +11,10 @@
 #endif
 // Messages that NCCL is given at once; more follow.
 #define GROUP 64
+// Between two looks at whether ranks are still there, and how long NCCL may take to end what one that is gone has had
+// its part in.
+#define LOOK_SECONDS 0.05
+#define GONE_SECONDS 1.0
 
 static size_t minimum(size_t one, size_t other) { return one < other ? one : other; }
 
@@ -38,6 +42,25 @@ static fp8core_status launch(const fp8comm_shared *shared, fp8comm_request *firs
   return fp8comm_nccl_launch(nccl, group, count);
 }
 
+// What NCCL waits for may never come: the host's transport knows.
+static fp8core_status look_for_ranks(fp8comm_request *request) {
+  const fp8comm_communicator *communicator = request->communicator;
+  const fp8comm_endpoint *endpoint = communicator->shared->endpoint;
+  const double now = fp8comm_now();
+  if (!endpoint->transport->is_gone || now - request->looked < LOOK_SECONDS) return FP8CORE_OK;
+  request->looked = now;
+  const int message = request->collective.header.operation == FP8COMM_OPERATION_SEND;
+  int gone = -1;
+  for (int rank = 0; rank < communicator->size && gone < 0; rank++) {
+    const int place = communicator->endpoint_ranks ? communicator->endpoint_ranks[rank] : rank;
+    if (rank == communicator->rank || (message && rank != request->collective.peer)) continue;
+    if (endpoint->transport->is_gone(endpoint, place)) gone = place;
+  }
+  if (gone < 0 || request->gone_since == 0) request->gone_since = gone < 0 ? 0 : now;
+  if (gone < 0 || now - request->gone_since < GONE_SECONDS) return FP8CORE_OK;
+  return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d is gone or has left, and NCCL waits for it", gone);
+}
+
 fp8core_status fp8comm_device_progress(fp8comm_shared *shared) {
   fp8comm_cuda *cuda = shared->cuda;
   for (fp8comm_request *request = shared->active; request; request = request->next) {
@@ -50,7 +73,7 @@ fp8core_status fp8comm_device_progress(fp8comm_shared *shared) {
     case FP8COMM_NCCL_LAUNCHING:
       FP8COMM_TRY(fp8comm_nccl_poll(request->communicator->nccl, &done));
       // Nothing may be given to NCCL before.
-      if (!done) return FP8CORE_OK;
+      if (!done) return look_for_ranks(request);
       FP8COMM_TRY(cuda->functions->record(cuda, &request->marks[0]));
       request->nccl_state = FP8COMM_NCCL_RUNNING;
       // What comes after its last step may follow on the stream.
@@ -64,6 +87,7 @@ fp8core_status fp8comm_device_progress(fp8comm_shared *shared) {
         if (request->nccl_steps > 0) return FP8CORE_OK;
       } else {
         FP8COMM_TRY(fp8comm_nccl_poll(request->communicator->nccl, &done));
+        FP8COMM_TRY(look_for_ranks(request));
         if (request->nccl_steps > 1) return FP8CORE_OK;
       }
       break;

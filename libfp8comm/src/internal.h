@@ -206,6 +206,9 @@ struct fp8comm_request {
   int nccl_steps;
   // The one that has its place in NCCL's queue, or had it last.
   const struct fp8comm_step *nccl_begun;
+  // When ranks were last looked at while NCCL works, and since when one is gone; 0: none is.
+  double looked;
+  double gone_since;
   // Of device memory: whether copies may be under way; marks, and page-locked memory, kept as scratch is.
   int copying;
   void *marks[2];

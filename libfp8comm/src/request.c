@@ -275,6 +275,8 @@ static fp8core_status take_request(fp8comm_communicator *communicator, const fp8
   taken->nccl_state = FP8COMM_NCCL_NONE;
   taken->nccl_steps = 0;
   taken->nccl_begun = NULL;
+  taken->looked = 0;
+  taken->gone_since = 0;
   taken->copying = 0;
   taken->status = FP8CORE_OK;
   taken->active = 0;

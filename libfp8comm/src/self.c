@@ -68,5 +68,6 @@ const fp8comm_transport fp8comm_self_transport = {
   .cancel = self_cancel,
   .send_control = self_send_control,
   .wait = NULL,
+  .is_gone = NULL,
   .bytes_sent = self_bytes_sent,
 };

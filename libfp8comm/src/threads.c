@@ -343,6 +343,10 @@ static void threads_wait(fp8comm_endpoint *endpoint, int milliseconds) {
   (void)pthread_mutex_unlock(&box->lock);
 }
 
+static int threads_is_gone(const fp8comm_endpoint *endpoint, int peer) {
+  return atomic_load(&((const threads_endpoint *)endpoint)->hub->mailboxes[peer].left);
+}
+
 static uint64_t threads_bytes_sent(const fp8comm_endpoint *endpoint) {
   return ((const threads_endpoint *)endpoint)->bytes_sent;
 }
@@ -395,6 +399,7 @@ static const fp8comm_transport threads_transport = {
   .cancel = threads_cancel,
   .send_control = threads_send_control,
   .wait = threads_wait,
+  .is_gone = threads_is_gone,
   .bytes_sent = threads_bytes_sent,
 };
 

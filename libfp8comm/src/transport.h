@@ -96,6 +96,8 @@ struct fp8comm_transport {
   void (*send_control)(fp8comm_endpoint *endpoint, int peer, const fp8comm_control *message);
   // Waits until progress() may find something, at most this long; may return at once. NULL: callers yield instead.
   void (*wait)(fp8comm_endpoint *endpoint, int milliseconds);
+  // Whether the peer is known to be gone or to have left, also while nothing is expected of it. NULL: nobody can tell.
+  int (*is_gone)(const fp8comm_endpoint *endpoint, int peer);
   // Payload bytes of all sends that were started, headers of the transport and control messages left out.
   uint64_t (*bytes_sent)(const fp8comm_endpoint *endpoint);
 };

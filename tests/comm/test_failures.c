@@ -320,6 +320,9 @@ static void creation(void **unused) {
   options.timeout_seconds = -1;
   assert_fails(fp8comm_threads_create(3, group, &options), invalid, "timeout_seconds is -1");
   options = fp8comm_communicator_options_default();
+  options.transport = "nccl";
+  assert_fails(fp8comm_communicator_create(&made, 0, 2, never, NULL, &options), invalid,
+               "fp8comm_communicator_use_dev");
   options.transport = "carrier pigeons";
   assert_fails(fp8comm_communicator_create(&made, 0, 2, never, NULL, &options), invalid, "carrier pigeons");
   assert_fails(fp8comm_threads_create(3, group, &options), invalid, "carrier pigeons");
@@ -342,6 +345,14 @@ static void creation(void **unused) {
   assert_true(value == 3);
   assert_fails(fp8comm_send(made, &value, 1, FP8COMM_FP32, 0), invalid, "this rank");
   assert_int_equal(fp8comm_communicator_bytes_sent(made), 0);
+  // Device memory wants a context of a device.
+  fp8core_context *cpu;
+  assert_ok(fp8core_context_create(&cpu, NULL));
+  assert_fails(fp8comm_communicator_use_device(NULL, cpu, NULL), invalid, "communicator is NULL");
+  assert_fails(fp8comm_communicator_use_device(made, NULL, NULL), invalid, "context is NULL");
+  assert_fails(fp8comm_communicator_use_device(made, cpu, NULL), invalid, "context is of the CPU");
+  assert_string_equal(fp8comm_communicator_device_path(made), "none");
+  fp8core_context_destroy(&cpu);
   fp8comm_communicator_destroy(&made);
   assert_null(made);
   fp8comm_communicator_destroy(&made);

@@ -666,6 +666,10 @@ static void ucx_wait(fp8comm_endpoint *endpoint, int milliseconds) {
   (void)poll(&polled, 1, milliseconds);
 }
 
+static int ucx_is_gone(const fp8comm_endpoint *endpoint, int peer) {
+  return ((const ucx_endpoint *)endpoint)->peers[peer].gone_since > 0;
+}
+
 static uint64_t ucx_bytes_sent(const fp8comm_endpoint *endpoint) {
   return ((const ucx_endpoint *)endpoint)->bytes_sent;
 }
@@ -948,5 +952,6 @@ const fp8comm_transport fp8comm_ucx_transport = {
   .cancel = ucx_cancel,
   .send_control = ucx_send_control,
   .wait = ucx_wait,
+  .is_gone = ucx_is_gone,
   .bytes_sent = ucx_bytes_sent,
 };
