@@ -202,6 +202,8 @@ def main():
               f"libfp8comm's FP32 by {100 * parting_fp32:.3f} %, allowed: {100 * BOUND_FP32:.1f} %")
         for message in failed:
             print("failed:", message)
+    # No rank leaves while gloo still serves another.
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return 1 if failed else 0
 
