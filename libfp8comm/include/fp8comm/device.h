@@ -23,8 +23,8 @@
  * Over either way ranks must agree, as with host memory: every rank's operation, sizes, dtype, reduction, root and kind
  * of memory travel over the host's transport beside the data, and NCCL is given a collective only when the rank before
  * this one agrees, so that ranks that do not are named. Failures and timeouts are those of communicator.h: the time
- * counts from the call, work that the stream was given before it included. A rank that the transport
- * knows to be gone is named a second after, whatever NCCL says. When a rank fails, NCCL's part is aborted on all.
+ * counts from the call, work that the stream was given before it included. A rank that the transport knows to be gone
+ * is named a second after, whatever NCCL says. When a rank fails, NCCL's part is aborted on all.
  *
  * NCCL has one queue a rank: ranks begin operations on device memory in the same order, also those of communicators
  * that splits connect, and messages (fp8comm_send() and fp8comm_recv()) among them. Messages that were started one
