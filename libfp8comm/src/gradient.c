@@ -976,6 +976,10 @@ static fp8core_status requantise(void *data) {
     tensor->output_scale_inverse = tensor->mean_scale_inverse;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
+    if (statistics->nonfinite && !reducer->direct) {
+      const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
+      for (size_t j = 0; j < elements; j++) memcpy(code_at(slot, from + j), &nan, reducer->element);
+    }
     if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor) || reducer->direct)
       continue;
     if (reducer->keeps) {
@@ -1066,12 +1070,7 @@ static fp8core_status write_mean(const gradient_slot *slot, fp8comm_gradient_ten
 // The same of the codes from element `from` of the bucket on.
 static fp8core_status write_codes(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t from,
                                   size_t elements) {
-  const fp8comm_gradient_reducer *reducer = slot->reducer;
-  if (tensor->statistics.nonfinite) {
-    const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
-    for (size_t i = 0; i < elements; i++) memcpy(code_at(slot, from + i), &nan, reducer->element);
-  }
-  return write_mean(slot, tensor, from - tensor->offset, elements, code_at(slot, from), reducer->wire,
+  return write_mean(slot, tensor, from - tensor->offset, elements, code_at(slot, from), slot->reducer->wire,
                     &tensor->mean_scale_inverse);
 }
 
