@@ -451,6 +451,9 @@ static fp8core_status odd_call(fp8comm_communicator *communicator, int what, flo
   }
 }
 
+// Buffers of a request that still runs when its rank leaves.
+static void *left_behind[2];
+
 // The last rank agrees, but goes before its device has done its part; well before the time is over.
 static fp8core_status late(fp8comm_communicator *communicator, float *in, float *out) {
   fp8comm_request *request;
@@ -488,7 +491,12 @@ static void check_failure(fp8comm_communicator *communicator, void *data) {
     const struct timespec time = {3, 0};
     if (one->what == ABORTS) rank_ok(communicator, fp8comm_communicator_abort(communicator, "out of patience"));
     if (one->what == ABSENT) (void)nanosleep(&time, NULL);
-    if (one->what == LEAVES_LATER) rank_ok(communicator, late(communicator, in, out));
+    if (one->what == LEAVES_LATER) {
+      left_behind[0] = in;
+      left_behind[1] = out;
+      rank_ok(communicator, late(communicator, in, out));
+      return;
+    }
   } else {
     const fp8core_status status = one->what == LEAVES_LATER
                                     ? late(communicator, in, out)
@@ -512,6 +520,10 @@ static void failures(void **unused) {
     for (int what = 0; what < FAILURES && ranks > 1; what++) {
       failure_case one = {paths[p], what};
       run_ranks(ranks, what < ABSENT || what == LEAVES_LATER ? 20 : 1, check_failure, &one);
+      for (int i = 0; i < 2; i++) {
+        assert_ok(fp8core_free(contexts[ranks - 1], left_behind[i]));
+        left_behind[i] = NULL;
+      }
     }
   }
 }
