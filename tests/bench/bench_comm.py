@@ -7,8 +7,7 @@
 Needs, in the build folder, `ninja tests/bench/bench_allreduce tests/bench/bench_mpi`; mpirun and ucx_perftest, `ip` and
 `tc`; what is missing is left out of the table. Programs run one after the other, in each of --rounds rounds, each on a
 core of its own, so that a machine that changes its speed changes it for all; figures are medians over the rounds of each
-program's median. With --realtime (root) they run at real-time priority, so that nothing else runs on their cores; over a network
-at the highest ordinary one, as the kernel's own threads that carry its packets would get no time either.
+program's median. With --realtime (root) they run at real-time priority, so that nothing else runs on their cores.
 
 Open MPI gets what it needs to be a fair peer: malloc() that keeps its memory, as page faults would cost it ten times
 the exchange, and sums in place.
@@ -152,7 +151,7 @@ class Network(Shared):
                 self.command("ip", "-n", name, "link", "set", "lo", "up")
                 self.command("ip", "-n", name, "link", "set", device, "up")
                 self.command("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", self.options.rate,
-                             "burst", "128kb", "latency", "50ms")
+                             "burst", "1mb", "latency", "100ms")
         except RuntimeError as error:
             self.remove()
             sys.exit(f"bench_comm.py: no network of namespaces here: {error}")
@@ -175,9 +174,6 @@ class Network(Shared):
         self.remove()
         if self.folder:
             shutil.rmtree(self.folder)
-
-    def favoured(self):
-        return ["nice", "-n", "-20"] if self.options.realtime else []
 
     def prefix(self, rank):
         return ["ip", "netns", "exec", NAMESPACES[rank]] + super().prefix(rank)
@@ -237,7 +233,7 @@ def main():
     own = statistics.median(times["fp32"])
     bandwidth = statistics.median(bandwidths) if bandwidths else None
     print(f"{options.elements} FP32 gradients, 2 ranks, {options.where}{'' if shared else ', ' + options.rate}"
-          f"{', favoured' if options.realtime else ''}")
+          f"{', real-time' if options.realtime else ''}")
     if bandwidth:
         print(f"ucx_perftest tag_bw, 64 MiB: {bandwidth:.3g} GB/s ({min(bandwidths):.3g} to {max(bandwidths):.3g})")
     print("| what | ms | least to most | times as fast as Open MPI's | as fp32 here | bytes at tag_bw, ms |")

@@ -6,6 +6,7 @@
 // asks, and counts on progress() to answer. A peer that leaves in order says so, since shared memory would not tell.
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -660,8 +661,11 @@ static void ucx_wait(fp8comm_endpoint *endpoint, int milliseconds) {
     (void)poll(NULL, 0, milliseconds < 1 ? milliseconds : 1);
     return;
   }
-  // UCS_ERR_BUSY: there is something to do.
-  if (ucp_worker_arm(ucx->worker) != UCS_OK) return;
+  // UCS_ERR_BUSY: there is something to do; perhaps by UCX's own thread, which may want this core.
+  if (ucp_worker_arm(ucx->worker) != UCS_OK) {
+    (void)sched_yield();
+    return;
+  }
   struct pollfd polled = {.fd = ucx->event_fd, .events = POLLIN};
   (void)poll(&polled, 1, milliseconds);
 }
