@@ -20,7 +20,7 @@ static size_t minimum(size_t one, size_t other) { return one < other ? one : oth
 
 // --- What NCCL has to do, in the order of the calls ---
 
-static fp8core_status launch(const fp8comm_shared *shared, fp8comm_request *first) {
+static fp8core_status launch(fp8comm_request *first) {
   fp8comm_nccl *nccl = first->communicator->nccl;
   fp8comm_request *group[GROUP];
   int count = 0;
@@ -37,7 +37,6 @@ static fp8core_status launch(const fp8comm_shared *shared, fp8comm_request *firs
     // Not before ranks agree; a message that is not what the other sends is ended when that shows.
     return FP8CORE_OK;
   }
-  (void)shared;
   for (int i = 0; i < count; i++) group[i]->nccl_state = FP8COMM_NCCL_LAUNCHING;
   return fp8comm_nccl_launch(nccl, group, count);
 }
@@ -69,7 +68,7 @@ fp8core_status fp8comm_device_progress(fp8comm_shared *shared) {
     case FP8COMM_NCCL_NONE:
       if (request->nccl_steps > 0) return FP8CORE_OK;
       break;
-    case FP8COMM_NCCL_QUEUED: return launch(shared, request);
+    case FP8COMM_NCCL_QUEUED: return launch(request);
     case FP8COMM_NCCL_LAUNCHING:
       FP8COMM_TRY(fp8comm_nccl_poll(request->communicator->nccl, &done));
       // Nothing may be given to NCCL before.

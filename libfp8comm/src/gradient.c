@@ -1143,8 +1143,11 @@ static void build_direct(gradient_slot *slot) {
   slot->exchange.header.operation = FP8COMM_OPERATION_GRADIENT;
   slot->exchange.send = slot->device_codes;
   slot->exchange.receive = slot->device_parts;
-  slot->gather.header.operation = FP8COMM_OPERATION_ALL_GATHERV;
-  slot->gather.send = slot->device_codes + own_begin(slot);
+  // The last parts may be shorter; what they travel with then lies behind the bucket.
+  slot->gather.header.operation = FP8COMM_OPERATION_ALL_GATHER;
+  slot->gather.counts = NULL;
+  slot->gather.count = slot->bucket->parts.part;
+  slot->gather.send = slot->device_codes + (size_t)communicator->rank * slot->bucket->parts.part;
   slot->gather.receive = slot->device_codes;
   build_device_wait(request);
   fp8comm_add_call(request, measured, slot);
@@ -1468,7 +1471,10 @@ static fp8core_status make_slot_on_device(fp8comm_gradient_reducer *reducer, gra
   size_t elements, part;
   void *memory;
   largest(reducer, &elements, &part);
-  const size_t codes = elements * reducer->element;
+  size_t codes = elements * reducer->element;
+  // NCCL gathers parts that are all as long.
+  for (int64_t i = 0; i < reducer->bucket_count && reducer->direct && !reducer->owned; i++)
+    codes = maximum(codes, (size_t)reducer->communicator->size * reducer->buckets[i].parts.part);
   const size_t values = reducer->options.measure_snr ? elements * sizeof(float) : 0;
   const int sums = reducer->direct || (reducer->owned && reducer->options.algorithm != FP8COMM_NATIVE);
   const size_t sum = sums ? part * sizeof(float) : 0;

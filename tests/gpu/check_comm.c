@@ -18,6 +18,8 @@
 // One a rank, of device rank % devices.
 static fp8core_context *contexts[MOST_RANKS];
 static int devices;
+// Staged; and NCCL, unless it is missing.
+static size_t path_count = 1;
 
 static fp8core_context *context_of(const fp8comm_communicator *communicator) {
   return contexts[fp8comm_communicator_rank(communicator)];
@@ -247,7 +249,7 @@ static const int64_t sizes[] = {0, 1, 7, 1023, 20001};
 
 static void reductions(void **unused) {
   (void)unused;
-  for (size_t p = 0; p < COUNT(paths); p++) {
+  for (size_t p = 0; p < path_count; p++) {
     for (size_t r = 0; r < COUNT(rank_counts); r++) {
       for (size_t s = 0; s < COUNT(sizes) && rank_counts[r] <= most_ranks(paths[p]); s++) {
         device_case one = {paths[p], FP8COMM_FP32, FP8COMM_SUM, sizes[s], 0};
@@ -259,7 +261,7 @@ static void reductions(void **unused) {
 
 static void moves(void **unused) {
   (void)unused;
-  for (size_t p = 0; p < COUNT(paths); p++) {
+  for (size_t p = 0; p < path_count; p++) {
     for (size_t r = 0; r < COUNT(rank_counts); r++) {
       for (size_t s = 1; s < COUNT(sizes) && rank_counts[r] <= most_ranks(paths[p]); s++) {
         device_case one = {paths[p], FP8COMM_FP32, FP8COMM_SUM, sizes[s], 0};
@@ -274,7 +276,7 @@ static void fp8_sums(void **unused) {
   (void)unused;
   int major, minor;
   assert_ok(fp8core_cuda_compute_capability(contexts[0], &major, &minor));
-  for (size_t p = 0; p < COUNT(paths); p++) {
+  for (size_t p = 0; p < path_count; p++) {
     for (int dtype = FP8COMM_E4M3; dtype <= FP8COMM_E5M2; dtype++) {
       device_case one = {paths[p], (fp8comm_dtype)dtype, FP8COMM_SUM, 1000, p == 0 || major < 9};
       run_ranks(most_ranks(paths[p]) < 3 ? most_ranks(paths[p]) : 3, 0, check_fp8_sum, &one);
@@ -346,7 +348,7 @@ static void check_split(fp8comm_communicator *communicator, void *data) {
 
 static void streams_and_splits(void **unused) {
   (void)unused;
-  for (size_t p = 0; p < COUNT(paths); p++) {
+  for (size_t p = 0; p < path_count; p++) {
     const int most = most_ranks(paths[p]);
     for (int ranks = 1; ranks <= most; ranks = ranks == 1 ? 3 : ranks + 2) {
       run_ranks(ranks, 0, check_overlap, (void *)(uintptr_t)paths[p]);
@@ -401,12 +403,14 @@ static void check_choice(fp8comm_communicator *communicator, void *data) {
   fp8core_context *context = contexts[shared ? devices * rank : rank];
   fp8comm_device_options options = fp8comm_device_options_default();
   options.path = "nccl";
-  if (shared) {
+  if (shared || path_count == 1) {
     rank_refused(communicator, fp8comm_communicator_use_device(communicator, context, &options),
-                 FP8CORE_ERROR_NOT_SUPPORTED, "ranks 0 and 1 have the same GPU");
+                 FP8CORE_ERROR_NOT_SUPPORTED,
+                 path_count == 1 ? "rank 0 has no NCCL" : "ranks 0 and 1 have the same GPU");
   }
   rank_ok(communicator, fp8comm_communicator_use_device(communicator, context, NULL));
-  const char *right = shared ? "staged" : "nccl", *path = fp8comm_communicator_device_path(communicator);
+  const char *right = shared || path_count == 1 ? "staged" : "nccl",
+             *path = fp8comm_communicator_device_path(communicator);
   rank_check(communicator, strcmp(path, right) == 0, "path is %s, expected %s", path, right);
 }
 
@@ -451,6 +455,9 @@ static fp8core_status odd_call(fp8comm_communicator *communicator, int what, flo
   }
 }
 
+// Buffers of a request that still runs when its rank leaves.
+static void *left_behind[2];
+
 // The last rank agrees, but goes before its device has done its part; well before the time is over.
 static fp8core_status late(fp8comm_communicator *communicator, float *in, float *out) {
   fp8comm_request *request;
@@ -488,7 +495,12 @@ static void check_failure(fp8comm_communicator *communicator, void *data) {
     const struct timespec time = {3, 0};
     if (one->what == ABORTS) rank_ok(communicator, fp8comm_communicator_abort(communicator, "out of patience"));
     if (one->what == ABSENT) (void)nanosleep(&time, NULL);
-    if (one->what == LEAVES_LATER) rank_ok(communicator, late(communicator, in, out));
+    if (one->what == LEAVES_LATER) {
+      left_behind[0] = in;
+      left_behind[1] = out;
+      rank_ok(communicator, late(communicator, in, out));
+      return;
+    }
   } else {
     const fp8core_status status = one->what == LEAVES_LATER
                                     ? late(communicator, in, out)
@@ -507,11 +519,15 @@ static void check_failure(fp8comm_communicator *communicator, void *data) {
 
 static void failures(void **unused) {
   (void)unused;
-  for (size_t p = 0; p < COUNT(paths); p++) {
+  for (size_t p = 0; p < path_count; p++) {
     const int ranks = most_ranks(paths[p]) < 4 ? most_ranks(paths[p]) : 4;
     for (int what = 0; what < FAILURES && ranks > 1; what++) {
       failure_case one = {paths[p], what};
       run_ranks(ranks, what < ABSENT || what == LEAVES_LATER ? 20 : 1, check_failure, &one);
+      for (int i = 0; i < 2; i++) {
+        assert_ok(fp8core_free(contexts[ranks - 1], left_behind[i]));
+        left_behind[i] = NULL;
+      }
     }
   }
 }
@@ -528,6 +544,18 @@ static void check_paths_differ(fp8comm_communicator *communicator, void *data) {
 static void paths_differ(void **unused) {
   (void)unused;
   run_ranks(3, 0, check_paths_differ, NULL);
+}
+
+// NCCL may be missing, from the build or the machine, and then is not checked; whether it is there, with the reason.
+static int have_nccl(void) {
+  fp8comm_communicator *alone;
+  fp8comm_device_options options = fp8comm_device_options_default();
+  options.path = "nccl";
+  if (fp8comm_communicator_create(&alone, 0, 1, NULL, NULL, NULL) != FP8CORE_OK) return 1;
+  const fp8core_status status = fp8comm_communicator_use_device(alone, contexts[0], &options);
+  if (status == FP8CORE_ERROR_NOT_SUPPORTED) printf("without NCCL: %s\n", fp8core_last_error());
+  fp8comm_communicator_destroy(&alone);
+  return status != FP8CORE_ERROR_NOT_SUPPORTED;
 }
 
 int main(void) {
@@ -549,6 +577,7 @@ int main(void) {
     printf("a context on device %d: %s\n", i % devices, fp8core_last_error());
     return 1;
   }
+  path_count += (size_t)have_nccl();
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   for (int i = 0; i < MOST_RANKS; i++) fp8core_context_destroy(&contexts[i]);
   return failed;

@@ -17,6 +17,8 @@
 
 static fp8core_context *contexts[MOST_RANKS];
 static int devices;
+// Staged; and NCCL, unless it is missing.
+static size_t path_count = 1;
 
 // Rows, columns, and elements between the rows' starts.
 static const int64_t shapes[TENSORS][3] = {{40, 25, 32}, {1, 0, 0}, {1, 3, 3}, {33, 64, 64}, {1, 777, 777}, {7, 9, 9}};
@@ -270,7 +272,7 @@ static void same_as_on_the_cpu(void **unused) {
     {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0},
   };
   static const char *const paths[] = {"staged", "nccl"};
-  for (size_t p = 0; p < COUNT(paths); p++) {
+  for (size_t p = 0; p < path_count; p++) {
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
       if (p == 1 && ranks > devices) continue;
       for (size_t i = 0; i < COUNT(cases); i++) {
@@ -280,6 +282,18 @@ static void same_as_on_the_cpu(void **unused) {
       }
     }
   }
+}
+
+// NCCL may be missing, from the build or the machine, and then is not checked; whether it is there, with the reason.
+static int have_nccl(void) {
+  fp8comm_communicator *alone;
+  fp8comm_device_options options = fp8comm_device_options_default();
+  options.path = "nccl";
+  if (fp8comm_communicator_create(&alone, 0, 1, NULL, NULL, NULL) != FP8CORE_OK) return 1;
+  const fp8core_status status = fp8comm_communicator_use_device(alone, contexts[0], &options);
+  if (status == FP8CORE_ERROR_NOT_SUPPORTED) printf("without NCCL: %s\n", fp8core_last_error());
+  fp8comm_communicator_destroy(&alone);
+  return status != FP8CORE_ERROR_NOT_SUPPORTED;
 }
 
 int main(void) {
@@ -297,6 +311,7 @@ int main(void) {
     printf("a context on device %d: %s\n", i % devices, fp8core_last_error());
     return 1;
   }
+  path_count += (size_t)have_nccl();
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   for (int i = 0; i < MOST_RANKS; i++) fp8core_context_destroy(&contexts[i]);
   return failed;
