@@ -5,7 +5,7 @@ import numpy as np
 
 from fp8core_ctypes import BF16, FP32, ContextOptions, ScalingOptions, Tensor
 
-PRECISIONS = {"fp32": 0, "bf16": 1, "te": 2, "fp8-o1": 3, "fp8-o2": 4}
+PRECISIONS = {"fp32": 0, "bf16": 1, "te": 2, "fp8-o1": 3, "fp8-o2": 4, "fp8-o3": 5}
 FP8CORE_API_VERSION = 0
 
 
@@ -21,13 +21,14 @@ class ModelOptions(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_size_t), ("precision", ctypes.c_int), ("batch", ctypes.c_int), ("scaling", ScalingOptions),
         ("recompute", ctypes.c_int), ("inference", ctypes.c_int), ("seed", ctypes.c_uint64),
+        ("external_weights", ctypes.c_int), ("external_gradients", ctypes.c_int),
     ]
 
 
 class Parameter(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p), ("dimensions", ctypes.c_int), ("shape", ctypes.c_int64 * 2), ("decay", ctypes.c_int),
-        ("linear", ctypes.c_int), ("weight", Tensor), ("gradient", Tensor),
+        ("linear", ctypes.c_int), ("part", ctypes.c_int), ("weight", Tensor), ("gradient", Tensor),
     ]
 
 

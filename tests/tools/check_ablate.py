@@ -308,7 +308,8 @@ class Ablate(unittest.TestCase):
                          "--backoff", "--growth-steps", "--mu-initial", "--mu-min", "--mu-max", "--scratch", "--json",
                          "--output", "--title", "--num-layers", "--load", "--config", "Presets: ", "Exit codes: "):
                 self.assertIn(text, out)
-            for text in ("--save DIR", "--tensorboard-dir", "--device", "--global-batch-size", "--eval-iters"):
+            for text in ("--save DIR", "--tensorboard-dir", "--device", "--global-batch-size", "--eval-iters", "--zero-stage",
+                         "--data-parallel-size", "--grad-reduce", "Ranks, as mpirun"):
                 self.assertNotIn(text, out)
             self.assertLessEqual(max(map(len, out.splitlines())), 120)
             listed = run("ablate", "allreduce", "--nonsense")[2].split("options are ")[1].split(";")[0].split(", ")
@@ -348,6 +349,8 @@ class Ablate(unittest.TestCase):
             (["--precision", "fp9"], "--precision is 'fp9'"),
             (["--save", "x"], "unknown or ambiguous option '--save'"),
             (["--device", "cuda"], "unknown or ambiguous option '--device'"),
+            (["--zero-stage", "1"], "unknown or ambiguous option '--zero-stage'"),
+            (["--grad-scaling", "pre"], "unknown or ambiguous option '--grad-scaling'"),
             (["--ranks"], "option '--ranks' needs a value"),
             (["more"], "unexpected argument 'more'"),
         ]

@@ -260,6 +260,44 @@ class Ranks(unittest.TestCase):
         refused(shard + ": its checksum is", flip)
         refused(shard + ": it has", lambda folder: os.truncate(os.path.join(folder, shard), 100))
 
+    # Launchers.
+
+    def launched(self, name, command, **settings):
+        """A run that a launcher starts, with as many ranks as it was told, and losses as of ranks by hand."""
+        shape = ["--precision", "fp8-o3", "--zero-stage", "2", "--train-iters", "4", "--global-batch-size", "4"]
+        done = subprocess.run([*command, FP8LM, "train", *TINY, *shape, "--data-parallel-size", "2", "--save", name],
+                              cwd=self.folder, env=dict(ENVIRONMENT, **settings), capture_output=True, text=True,
+                              timeout=PATIENCE)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("2 ranks over ucx, ZeRO stage 2"), 1, done.stdout)
+        self.assertEqual(self.events(name, "start")[0]["ranks"], 2)
+        self.train(2, *shape, "--save", name + "-by-hand")
+        self.assertEqual(self.losses(name), self.losses(name + "-by-hand"))
+
+    def test_mpirun(self):
+        if not shutil.which("mpirun"):
+            self.skipTest("no mpirun here; Debian: openmpi-bin")
+        version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+        flags = ["--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])] if "Open MPI" in version else []
+        command = ["mpirun", *flags, "-n"]
+        probe = subprocess.run([*command, "1", "env"], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+        if "PMIX_RANK=" not in probe.stdout:
+            self.skipTest("this mpirun offers no PMIx: " + probe.stderr.strip()[:300])
+        try:
+            self.launched("mpirun", [*command, "2"], OMPI_MCA_hwloc_base_binding_policy="none")
+        except AssertionError as error:
+            if "this build of libfp8comm has none" not in str(error):
+                raise
+            self.skipTest("fp8lm was built without PMIx")
+
+    def test_torchrun(self):
+        # Beside the interpreter that the build was told of.
+        launcher = (shutil.which("torchrun", path=os.path.dirname(os.environ.get("FP8_INTEROP_PYTHON", ""))) or
+                    shutil.which("torchrun"))
+        if not launcher:
+            self.skipTest("no torchrun here, which comes with PyTorch: tests/interop/requirements-torch.txt")
+        self.launched("torchrun", [launcher, "--no-python", "--nproc-per-node", "2", "--master-port", str(free_port())])
+
     # Faults.
 
     def test_full_disk(self):

@@ -80,11 +80,30 @@ static const fp8lm_train_option own_options[] = {
   {"title", "TEXT", "its title (default 'Scaling of the FP8 gradient all-reduce')"},
 };
 
-static const char *const without[] = {
-  "global-batch-size", "spike-sigma", "valid-data-path", "vocab-file", "merge-file",
-  "eval-interval",     "eval-iters",  "device",          "save",       "resume",
-  "save-interval",     "keep-last",   "exit-interval",   "log-dir",    "tensorboard-dir",
-  "log-fp8-interval",  NULL};
+// The ranks are simulated, and their reductions are what is compared.
+static const char *const without[] = {"global-batch-size",
+                                      "spike-sigma",
+                                      "spike-action",
+                                      "valid-data-path",
+                                      "vocab-file",
+                                      "merge-file",
+                                      "eval-interval",
+                                      "eval-iters",
+                                      "data-parallel-size",
+                                      "zero-stage",
+                                      "grad-reduce",
+                                      "grad-scaling",
+                                      "distributed-timeout-minutes",
+                                      "device",
+                                      "save",
+                                      "resume",
+                                      "save-interval",
+                                      "keep-last",
+                                      "exit-interval",
+                                      "log-dir",
+                                      "tensorboard-dir",
+                                      "log-fp8-interval",
+                                      NULL};
 
 static const char end_of_help[] =
   "Other defaults than those of 'fp8lm train': --precision bf16, whose gradients are in FP32; --train-iters 64;\n"

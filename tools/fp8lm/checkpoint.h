@@ -61,8 +61,10 @@ fp8core_status fp8lm_checkpoint_index_add(fp8lm_checkpoint_index *index, const f
 void fp8lm_checkpoint_index_write(FILE *stream, const fp8lm_checkpoint_index *index);
 
 /**
- * Reads the text of index.json, which is changed. \return FP8CORE_ERROR_CORRUPT_DATA for damaged or foreign text,
- * FP8CORE_ERROR_NOT_SUPPORTED for a later version; the index is then empty.
+ * Reads the text of index.json, which is changed.
+ *
+ * \return FP8CORE_ERROR_CORRUPT_DATA for damaged or foreign text, FP8CORE_ERROR_NOT_SUPPORTED for a later version; the
+ *         index is then empty.
  */
 fp8core_status fp8lm_checkpoint_index_parse(char *text, size_t length, fp8lm_checkpoint_index *index);
 

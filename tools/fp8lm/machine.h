@@ -11,8 +11,9 @@ double fp8lm_now(void);
 
 /**
  * Copies \p bytes bytes from \p source to \p destination, cut into \p threads parts, by memcpy() and by non-temporal
- * stores (on x86-64), each \p repeats times after a first one that is not timed. \return bytes read and written a
- * second, of the better way; 0 when threads cannot be started.
+ * stores (on x86-64), each \p repeats times after a first one that is not timed.
+ *
+ * \return bytes read and written a second, of the better way; 0 when threads cannot be started.
  */
 double fp8lm_copy_bandwidth(int threads, int repeats, void *destination, const void *source, size_t bytes);
 

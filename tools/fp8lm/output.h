@@ -8,15 +8,17 @@
 
 /**
  * Opens the regular file \p path for reading and for writing at its end, and creates it where it is not there. Pipes,
- * sockets, devices and directories are refused, and none of them is waited for. \return FP8CORE_ERROR_INVALID_ARGUMENT
- * with a message that does not name the file; *descriptor is then -1.
+ * sockets, devices and directories are refused, and none of them is waited for.
+ *
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT with a message that does not name the file; *descriptor is then -1.
  */
 fp8core_status fp8lm_output_open(int *descriptor, const char *path);
 
 /**
  * Opens \p path, which is a temporary name, for reading and writing, empty, and creates it where it is not there. A
- * symbolic link is refused, too: it would be renamed, and what it leads to be overwritten. \return as
- * fp8lm_output_open().
+ * symbolic link is refused, too: it would be renamed, and what it leads to be overwritten.
+ *
+ * \return as fp8lm_output_open().
  */
 fp8core_status fp8lm_output_create(int *descriptor, const char *path);
 

@@ -21,8 +21,11 @@ typedef struct fp8lm_replacement {
 
 /**
  * Makes the temporary file. A signal that ends the program (SIGINT, SIGTERM, SIGHUP) removes it from now on. By one
- * thread. \param path must outlive the replacement. \return FP8CORE_ERROR_INVALID_ARGUMENT, with a message that does
- * not name the file, where \p path is something else than a file or its folder cannot be written.
+ * thread.
+ *
+ * \param path must outlive the replacement.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT, with a message that does not name the file, where \p path is something else
+ *         than a file or its folder cannot be written.
  */
 fp8core_status fp8lm_replacement_open(fp8lm_replacement *replacement, const char *path);
 

@@ -65,9 +65,11 @@ typedef struct fp8lm_simulated_ranks fp8lm_simulated_ranks;
 int64_t fp8lm_simulated_gradient_bytes(const fp8gpt_model *model, int ranks);
 
 /**
- * Makes communicators, reducers and memory. \param model on the CPU; outlives the simulation. \return
- * FP8CORE_ERROR_INVALID_ARGUMENT for a folder where no file can be made or that has too little room,
- * FP8CORE_ERROR_OUT_OF_MEMORY, and what libfp8comm returns for options that are out of range.
+ * Makes communicators, reducers and memory.
+ *
+ * \param model on the CPU; outlives the simulation.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for a folder where no file can be made or that has too little room,
+ *         FP8CORE_ERROR_OUT_OF_MEMORY, and what libfp8comm returns for options that are out of range.
  */
 fp8core_status fp8lm_simulated_ranks_create(fp8lm_simulated_ranks **ranks, const fp8gpt_model *model,
                                             const fp8lm_simulated_options *options);

@@ -487,6 +487,7 @@ static void print_option(const char *left, const char *help) {
 
 static void print_options(const fp8lm_train_variant *variant) {
   char left[64];
+  const char *heading = NULL;
   for (int i = 0; variant && i < variant->count; i++) {
     const fp8lm_train_option *option = &variant->options[i];
     if (!option->name) {
@@ -498,10 +499,13 @@ static void print_options(const fp8lm_train_variant *variant) {
   }
   for (int i = 0; i < ENTRIES; i++) {
     if (!table[i].name) {
-      printf("\n%s:\n", table[i].help);
+      heading = table[i].help;
       continue;
     }
     if (is_without(variant, &table[i])) continue;
+    // Only over what there is.
+    if (heading) printf("\n%s:\n", heading);
+    heading = NULL;
     (void)snprintf(left, sizeof(left), "--%s%s%s", table[i].name, table[i].argument ? " " : "",
                    table[i].argument ? table[i].argument : "[=no]");
     print_option(left, table[i].help);

@@ -152,8 +152,8 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
  * \param tensors at least 1.
  * \param elements of each tensor, at least 0; read during the call.
  * \param options NULL for the defaults.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, and where ranks do not agree on sizes and options;
- *         and for a context on a GPU that is not the communicator's; FP8CORE_ERROR_VERSION_MISMATCH;
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, where ranks do not agree on sizes and options, and
+ *         for a context on a GPU that is not the communicator's; FP8CORE_ERROR_VERSION_MISMATCH;
  *         FP8CORE_ERROR_DEVICE; FP8CORE_ERROR_OUT_OF_MEMORY; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer,
@@ -180,14 +180,16 @@ typedef struct fp8comm_gradient_result {
  * The mean of every tensor over all ranks: all buckets are started, and waited for. Blocking, collective.
  *
  * \param inputs one a tensor, on the context's device, of any dtype, shape and row stride, with as many elements as at
- * creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. An amax is read when the
- * bucket starts, where the option says so. \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the
- * wire's FP8; of a tensor that another rank owns anything, which is left alone. Written: the data, at the end of the
- * bucket; and scale and scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's
- * next start, else are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the
- * same tensor's input; any other overlap is the caller's fault. \param result may be NULL. \return
- * FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or dtype, before
- * anything of this call is exchanged; those of communicator.h.
+ *        creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. An amax is read when
+ *        the bucket starts, where the option says so.
+ * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8; of a tensor that another
+ *        rank owns anything, which is left alone. Written: the data, at the end of the bucket; and scale and
+ *        scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's next start, else
+ *        are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the same
+ *        tensor's input; any other overlap is the caller's fault.
+ * \param result may be NULL.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or
+ *         dtype, before anything of this call is exchanged; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_all_reduce(fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
                                                        fp8core_tensor *outputs, fp8comm_gradient_result *result);

@@ -84,8 +84,8 @@ typedef struct fp8gpt_model fp8gpt_model;
  *
  * \param context must outlive the model.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for options or a config out of range, or an FP8GPT_ATTENTION that is no
- * choice; FP8CORE_ERROR_NOT_SUPPORTED for a device that the model has no kernels for, or where FP8GPT_ATTENTION wants
- *         cuDNN that cannot be had; FP8CORE_ERROR_OUT_OF_MEMORY, FP8CORE_ERROR_DEVICE.
+ *         choice; FP8CORE_ERROR_NOT_SUPPORTED for a device that the model has no kernels for, or where FP8GPT_ATTENTION
+ *         wants cuDNN that cannot be had; FP8CORE_ERROR_OUT_OF_MEMORY, FP8CORE_ERROR_DEVICE.
  */
 FP8GPT_API fp8core_status fp8gpt_model_create(fp8gpt_model **model, fp8core_context *context,
                                               const fp8gpt_config *config, const fp8gpt_model_options *options);

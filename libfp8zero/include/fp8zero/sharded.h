@@ -158,7 +158,7 @@ typedef struct fp8zero_sharded fp8zero_sharded;
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, as a rank finds by itself, and where ranks do not
  *         agree; FP8CORE_ERROR_NOT_SUPPORTED for a context on a GPU; FP8CORE_ERROR_VERSION_MISMATCH;
  *         FP8CORE_ERROR_OUT_OF_MEMORY, and on the other ranks FP8CORE_ERROR_PEER with the number of the rank that has
- * no memory; those of communicator.h.
+ *         no memory; those of communicator.h.
  */
 FP8ZERO_API fp8core_status fp8zero_sharded_create(fp8zero_sharded **sharded, fp8comm_communicator *communicator,
                                                   fp8core_context *context, const fp8zero_sharded_options *options,
