@@ -7,7 +7,8 @@
 Needs, in the build folder, `ninja tests/bench/bench_allreduce tests/bench/bench_mpi`; mpirun and ucx_perftest, `ip` and
 `tc`; what is missing is left out of the table. Programs run one after the other, in each of --rounds rounds, each on a
 core of its own, so that a machine that changes its speed changes it for all; figures are medians over the rounds of each
-program's median. With --realtime (root) they run at real-time priority, so that nothing else runs on their cores.
+program's median. With --realtime (root) they run at real-time priority, so that nothing else runs on their cores; not over a
+network, where daemons and the kernel's own threads need the cores too.
 
 Open MPI gets what it needs to be a fair peer: malloc() that keeps its memory, as page faults would cost it ten times
 the exchange, and sums in place.
@@ -188,7 +189,7 @@ class Network(Shared):
         options = self.options
         network = ADDRESSES[0].rsplit(".", 1)[0] + ".0/24"
         keep = [word for name in KEEP_MEMORY for word in ("-x", name)]
-        command = self.favoured() + ["ip", "netns", "exec", NAMESPACES[0], "unshare", "--uts", "sh", "-c",
+        command = ["ip", "netns", "exec", NAMESPACES[0], "unshare", "--uts", "sh", "-c",
                    f'hostname {NAMESPACES[0]}; exec "$@"', "sh", "mpirun", "--allow-run-as-root", "--host",
                    ",".join(address + ":1" for address in ADDRESSES), "-n", "2", "--mca", "plm_rsh_agent", self.agent,
                    "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", network, "--mca",
@@ -208,6 +209,8 @@ def main():
     parser.add_argument("--realtime", action="store_true")
     options = parser.parse_args()
     shared = options.where == "shared"
+    if options.realtime and not shared:
+        parser.error("--realtime is for shared memory: over a network daemons and the kernel's threads need the cores too")
     options.elements = options.elements or (16 << 20 if shared else 64 << 20)
     options.repeats = options.repeats or (10 if shared else 2)
     if not os.path.exists(os.path.join(options.build, "tests/bench/bench_allreduce")):
