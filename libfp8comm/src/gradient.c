@@ -14,9 +14,6 @@
 #define CHUNK 16384
 // The same for an owner's sums, which all threads work on.
 #define OWNER_CHUNK 262144
-// Elements that are cast at once, from the last to the first: what the measuring before has read last is still in the
-// caches, and the codes stay there.
-#define CAST_CHUNK 1048576
 // Parts begin at multiples of this many elements.
 #define PART_ELEMENTS 64
 // Up to this many ranks an owner keeps all contributions to its tensors, beyond it their sum in FP32, which is smaller.
@@ -540,36 +537,53 @@ static void choose_scale(gradient_slot *slot, int64_t index) {
   tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
 }
 
-// The tensor's codes, as they travel.
-static fp8core_status quantise_tensor(gradient_slot *slot, fp8comm_gradient_tensor *tensor) {
+// Codes of the tensor's elements from `first` on, as they travel.
+static fp8core_status quantise_range(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t first,
+                                     size_t elements) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const size_t elements = (size_t)tensor->elements;
-  const size_t chunk = is_dense(&tensor->input) ? CAST_CHUNK : maximum(elements, 1);
-  const size_t element = fp8core_dtype_size(tensor->input.dtype);
+  const fp8core_tensor *input = &tensor->input;
+  const size_t element = fp8core_dtype_size(input->dtype);
+  const size_t row = is_dense(input) ? (size_t)tensor->elements : (size_t)input->shape[input->dimensions - 1];
+  const size_t stride = is_dense(input) ? row : (size_t)input->row_stride;
   fp8core_cast_statistics counted = {0, 0, 0, 0};
   fp8core_cast_options options = fp8core_cast_options_default();
   options.statistics = reducer->scaled ? &counted : NULL;
   // An infinity of a baseline stays one.
   options.saturate = reducer->scaled;
-  for (size_t i = (elements + chunk - 1) / chunk; i-- > 0;) {
-    const size_t begin = i * chunk, part = minimum(chunk, elements - begin);
-    fp8core_tensor input = tensor->input;
-    if (chunk < elements) {
-      input = vector((unsigned char *)tensor->input.data + begin * element, tensor->input.dtype, part);
-      input.scale_inverse = tensor->input.scale_inverse;
-    }
-    fp8core_tensor codes = input;
-    codes.data = code_at(slot, tensor->offset + begin);
-    codes.dtype = reducer->wire;
-    codes.row_stride = 0;
+  for (size_t done = 0, part; done < elements; done += part) {
+    const size_t column = (first + done) % row;
+    part = minimum(row - column, elements - done);
+    fp8core_tensor source =
+      vector((unsigned char *)input->data + ((first + done) / row * stride + column) * element, input->dtype, part);
+    fp8core_tensor codes = vector(code_at(slot, tensor->offset + first + done), reducer->wire, part);
+    source.scale_inverse = input->scale_inverse;
     codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
-    codes.scale_inverse = NULL;
-    codes.amax = NULL;
-    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &input, &codes));
+    FP8COMM_TRY(fp8core_cast(reducer->context, &options, &source, &codes));
   }
-  tensor->statistics.saturated_in_cast = counted.saturated;
-  tensor->statistics.flushed_to_zero = counted.flushed_to_zero;
-  tensor->statistics.nonfinite = counted.nonfinite > 0;
+  tensor->statistics.saturated_in_cast += counted.saturated;
+  tensor->statistics.flushed_to_zero += counted.flushed_to_zero;
+  if (counted.nonfinite > 0) tensor->statistics.nonfinite = 1;
+  return FP8CORE_OK;
+}
+
+// Of a piece of the bucket that is about to be sent, or added up. Nothing of a tensor that is not finite will be looked
+// at.
+static fp8core_status quantise_piece(void *data, void *sum, const void *in, size_t begin, size_t count) {
+  const gradient_slot *slot = data;
+  const size_t end = begin + count;
+  (void)sum, (void)in;
+  for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
+    if (tensor->offset >= end) break;
+    size_t from;
+    const size_t elements = overlap(tensor, begin, end, &from);
+    if (elements == 0) continue;
+    if (tensor->statistics.nonfinite) {
+      memset(code_at(slot, from), 0, elements * slot->reducer->element);
+    } else {
+      FP8COMM_TRY(quantise_range(slot, tensor, from - tensor->offset, elements));
+    }
+  }
   return FP8CORE_OK;
 }
 
@@ -579,12 +593,12 @@ static void note_nonfinite_rank(fp8comm_gradient_reducer *reducer, uint32_t told
   if (told > 0 && (reducer->nonfinite_rank < 0 || rank < reducer->nonfinite_rank)) reducer->nonfinite_rank = rank;
 }
 
-// Every rank's scales are the same now: the codes that travel.
+// Every rank's scales are the same now; and the codes that travel.
 static fp8core_status quantise(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   if (reducer->scaled) note_nonfinite_rank(slot->reducer, slot->amaxes[slot->bucket->count]);
-  for (int64_t i = slot->bucket->count; i-- > 0;) {
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
     choose_scale(slot, i);
     if (reducer->options.measure_snr) {
@@ -596,12 +610,15 @@ static fp8core_status quantise(void *data) {
       values.amax = NULL;
       FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &tensor->input, &values));
     }
+    // Piece by piece, as they travel.
+    if (reducer->keeps) continue;
     // Nothing of it will be looked at.
     if (tensor->statistics.nonfinite) {
       memset(code_at(slot, tensor->offset), 0, (size_t)tensor->elements * reducer->element);
       continue;
     }
-    FP8COMM_TRY(tensor->lost ? quantise_corrected(slot, tensor) : quantise_tensor(slot, tensor));
+    FP8COMM_TRY(tensor->lost ? quantise_corrected(slot, tensor)
+                             : quantise_range(slot, tensor, 0, (size_t)tensor->elements));
   }
   return FP8CORE_OK;
 }
@@ -1501,7 +1518,7 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_reducer wide = {reducer->element, sizeof(float), wide_first, wide_add, NULL, slot};
   const fp8comm_reducer narrow = {reducer->element, reducer->element, native_first, native_add, NULL, slot};
-  const fp8comm_reducer kept = {reducer->element, 0, NULL, measure_sums, NULL, slot};
+  const fp8comm_reducer kept = {reducer->element, 0, quantise_piece, measure_sums, NULL, slot};
   const fp8comm_reducer exact = {sizeof(float), sizeof(float), exact_first, exact_add, NULL, slot};
   const fp8comm_reducer unpacks = {reducer->element, 0, NULL, NULL, unpack, slot};
   slot->reducer = reducer;

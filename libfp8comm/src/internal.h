@@ -282,8 +282,8 @@ size_t fp8comm_small_all_reduce_bytes(const fp8comm_communicator *communicator, 
 void fp8comm_build_reduce_scatter(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
                                   const void *source, void *accumulator, void *scratch);
 // The contributions to this rank's part, without its own: that of rank - 1 into `received`, that of rank - 2 `stride`
-// elements behind it, and so on round. add() is called for each piece of the part of which all are there, with nothing
-// but its place.
+// elements behind it, and so on round. first() is called for each piece of `source` before it is sent or needed, add()
+// for each piece of the part of which all are there; with nothing but the piece's place in `source`, or in the part.
 void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
                                  const void *source, void *received, size_t stride);
 // An all-gather in pieces; last() is called for each as soon as it is there, beginning with this rank's own part, with

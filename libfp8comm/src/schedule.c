@@ -109,12 +109,16 @@ void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer
   const size_t element = reducer->element, piece = minimum(parts->part, piece_elements(reducer));
   const size_t own = fp8comm_part_count(parts, communicator->rank);
   const size_t rounds = piece > 0 ? pieces(parts->part, piece) : 0;
+  const size_t own_begin = fp8comm_part_begin(parts, communicator->rank);
   marks window;
   for (size_t i = 0; i < rounds + PIECES_IN_FLIGHT; i++) {
     const size_t offset = i * piece;
     // While the others travel.
     if (i >= PIECES_IN_FLIGHT && i - PIECES_IN_FLIGHT < rounds) {
       const size_t before = (i - PIECES_IN_FLIGHT) * piece;
+      if (before < own)
+        fp8comm_add_reduction(request, FP8COMM_STEP_FIRST, reducer, NULL, NULL, own_begin + before,
+                              minimum(piece, own - before));
       wait_for_piece(&window, request, i);
       if (before < own)
         fp8comm_add_reduction(request, FP8COMM_STEP_ADD, reducer, NULL, NULL, before, minimum(piece, own - before));
@@ -127,6 +131,9 @@ void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer
         fp8comm_add_receive(request, from,
                             (unsigned char *)received + ((size_t)(distance - 1) * stride + offset) * element,
                             minimum(piece, own - offset) * element);
+      if (offset < theirs)
+        fp8comm_add_reduction(request, FP8COMM_STEP_FIRST, reducer, NULL, NULL, begin + offset,
+                              minimum(piece, theirs - offset));
       if (offset < theirs)
         fp8comm_add_send(request, to, (const unsigned char *)source + (begin + offset) * element,
                          minimum(piece, theirs - offset) * element);
