@@ -101,6 +101,18 @@ static fp8core_status check_size(fp8comm_communicator *communicator, int64_t cou
   return fp8comm_barrier(communicator);
 }
 
+static fp8core_status check_large(fp8comm_communicator *communicator) {
+  const int rank = fp8comm_communicator_rank(communicator);
+  const int size = fp8comm_communicator_size(communicator);
+  const int64_t count = (INT64_C(8) << 20) + 13;
+  float *const values = allocate((size_t)count * sizeof(float));
+  for (int64_t i = 0; i < count; i++) values[i] = (float)(rank + i % 100);
+  TRY(fp8comm_all_reduce(communicator, values, values, count, FP8COMM_FP32, FP8COMM_SUM));
+  for (int64_t i = 0; i < count; i++) CHECK(values[i] == (float)(size * (size - 1) / 2 + size * (i % 100)));
+  free(values);
+  return FP8CORE_OK;
+}
+
 static fp8core_status run_collectives(fp8comm_communicator *communicator) {
   static const int64_t counts[] = {0, 1, 3, 1000, 4097, 65536, 100003, 1500001};
   const uint64_t before = fp8comm_communicator_bytes_sent(communicator);
@@ -111,17 +123,22 @@ static fp8core_status run_collectives(fp8comm_communicator *communicator) {
     CHECK(sent == 0);
   else
     CHECK(sent > 1500001);
+  TRY(check_large(communicator));
 
+  // Thousands of small ones, hundreds at once.
   enum { MANY = 300 };
   static float values[MANY][17];
   static fp8comm_request *requests[MANY];
-  for (int i = 0; i < MANY; i++) {
-    for (int j = 0; j < 17; j++) values[i][j] = (float)(i + j);
-    TRY(fp8comm_all_reduce_start(communicator, values[i], values[i], 17, FP8COMM_FP32, FP8COMM_SUM, &requests[i]));
+  for (int round = 0; round < 10; round++) {
+    for (int i = 0; i < MANY; i++) {
+      for (int j = 0; j < 17; j++) values[i][j] = (float)(i + j + round);
+      TRY(fp8comm_all_reduce_start(communicator, values[i], values[i], 17, FP8COMM_FP32, FP8COMM_SUM, &requests[i]));
+    }
+    for (int i = MANY - 1; i >= 0; i--) TRY(fp8comm_request_wait(&requests[i]));
+    for (int i = 0; i < MANY; i++)
+      for (int j = 0; j < 17; j++)
+        CHECK(values[i][j] == (float)((i + j + round) * fp8comm_communicator_size(communicator)));
   }
-  for (int i = MANY - 1; i >= 0; i--) TRY(fp8comm_request_wait(&requests[i]));
-  for (int i = 0; i < MANY; i++)
-    for (int j = 0; j < 17; j++) CHECK(values[i][j] == (float)((i + j) * fp8comm_communicator_size(communicator)));
   return FP8CORE_OK;
 }
 

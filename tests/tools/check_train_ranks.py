@@ -264,12 +264,16 @@ class Ranks(unittest.TestCase):
 
     def launched(self, name, command, **settings):
         """A run that a launcher starts, with as many ranks as it was told, and losses as of ranks by hand."""
-        shape = ["--precision", "fp8-o3", "--zero-stage", "2", "--train-iters", "4", "--global-batch-size", "4"]
+        shape = ["--precision", "fp8-o3", "--zero-stage", "2", "--train-iters", "4", "--global-batch-size", "4",
+                 "--log-interval", "2"]
         done = subprocess.run([*command, FP8LM, "train", *TINY, *shape, "--data-parallel-size", "2", "--save", name],
                               cwd=self.folder, env=dict(ENVIRONMENT, **settings), capture_output=True, text=True,
                               timeout=PATIENCE)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(done.stdout.count("2 ranks over ucx, ZeRO stage 2"), 1, done.stdout)
+        # Lines, no bar.
+        self.assertIn("step 4/4  loss ", done.stdout)
+        self.assertNotIn("\x1b", done.stdout)
         self.assertEqual(self.events(name, "start")[0]["ranks"], 2)
         self.train(2, *shape, "--save", name + "-by-hand")
         self.assertEqual(self.losses(name), self.losses(name + "-by-hand"))

@@ -68,7 +68,8 @@ static fp8core_status open_json(fp8lm_train_log *log, const char *path) {
 fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings) {
   memset(log, 0, sizeof(*log));
   log->settings = settings;
-  log->bar = isatty(STDOUT_FILENO);
+  // Open MPI gives ranks a terminal of their own, whatever its output is.
+  log->bar = isatty(STDOUT_FILENO) && !getenv("PMIX_RANK");
   const char *folder = settings->log_dir ? settings->log_dir : settings->save;
   char path[PATH_MAX];
   if (folder) {

@@ -88,7 +88,7 @@ static const option_entry table[] = {
   {NULL, TEXT, 0, RUN, ANY, NULL, "Precision (a checkpoint's cannot change)"},
   {"precision", CHOICE, AT(precision), FIXED, OF(precisions), "LEVEL",
    "fp32, bf16, te (FP8 products), fp8-o1 (and FP8 weights and gradients), fp8-o2 (and FP8 optimizer; default) or "
-   "fp8-o3 (and ZeRO with FP8 weights on the wire)"},
+   "fp8-o3 (and ZeRO, of stage 1 if not told otherwise)"},
   {"fp8-recipe", CHOICE, AT(fp8_recipe), FIXED, OF(recipes), "NAME",
    "scales of FP8 tensors (te and fp8 levels only, as the next three): delayed (from earlier steps; default) or "
    "just-in-time (Megatron-LM's tensorwise)"},
