@@ -447,6 +447,33 @@ class Ranks(unittest.TestCase):
         ends = self.train(2, *shape, expect=1, folders=folders)
         self.assertIn("rank 1 has other shards of data than rank 0, expected the same", ends[0][2])
 
+    def test_data_that_cannot_be_read(self):
+        # Found by one rank alone, in a step or in a validation: all save the state after the last step.
+        for part in "train", "val":
+            name = "bad-" + part
+            for file in "train", "val":
+                shutil.copy(self.path("t_%s_000000.bin" % file), self.path("%s_%s_000000.bin" % (name, file)))
+            with open(self.path("%s_%s_000000.bin" % (name, part)), "r+b") as file:
+                # Beyond the vocabulary.
+                file.seek(1024 + 2 * (300 if part == "train" else 3 * 32 - 10))
+                file.write(b"\xff\xff")
+            for stage in 0, 2:
+                folder = "%s-%d" % (name, stage)
+                ends = self.train(2, "--data-path", name, "--check-data=no", "--global-batch-size", "4", "--train-iters", "400",
+                                  "--eval-interval", "2", "--eval-iters", "0", "--micro-batch-size", "2", "--save", folder, "--zero-stage", stage,
+                                  expect=1)
+                self.assertTrue(any("rank %d failed: %s_%s_000000.bin" % (rank, name, part) in ends[1 - rank][2]
+                                    for rank in range(2)), ends)
+                end = self.events(folder, "end")[0]
+                self.assertEqual(end["reason"], "error")
+                if part == "val":
+                    self.assertEqual(end["step"], 2)
+                if end["step"] > 0:
+                    self.assertEqual([entry for entry in os.listdir(self.path(folder)) if entry.startswith("step-")],
+                                     ["step-%08d" % end["step"]])
+                    self.train(2, "--resume", "--save", folder, "--data-path", "t", "--train-iters", end["step"] + 1,
+                               "--threads", "1", base=[])
+
     def test_data_of_one_rank_missing(self):
         ends = self.train(2, "--train-iters", "1", expect=1, settings={1: ["--data-path", "elsewhere"]})
         self.assertTrue(any("elsewhere" in errors or "other options" in errors for _, _, errors in ends))

@@ -373,18 +373,6 @@ static int begin(run *now) {
   return FP8LM_EXIT_SUCCESS;
 }
 
-static int validate(run *now) {
-  double loss;
-  int64_t sequences;
-  if (now->validated == now->trainer.step) return FP8LM_EXIT_SUCCESS;
-  const double start = fp8lm_now();
-  if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences) != FP8CORE_OK) return failed(now);
-  now->validated = now->trainer.step;
-  if (sequences > 0 && !stop && leads(now))
-    fp8lm_train_log_validation(&now->log, &now->trainer, loss, sequences, fp8lm_now() - start);
-  return FP8LM_EXIT_SUCCESS;
-}
-
 // Skipped steps changed nothing, and a run that has diverged must not replace its good checkpoints: none is written
 // before a step is taken again.
 static int save(run *now) {
@@ -403,19 +391,13 @@ static int save(run *now) {
   return FP8LM_EXIT_SUCCESS;
 }
 
-static fp8core_status observe(fp8lm_trainer *trainer, void *user_data) {
-  run *now = user_data;
-  return fp8lm_train_log_fp8(&now->log, trainer, trainer->step + 1);
-}
-
-static int due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
-
-// A step failed. Where it had not begun, as its data could not be read, the state is that after the last one.
-static int failed_step(run *now, int begun) {
+// A step or a validation failed. Where the state is \p whole on all ranks, that after the last step, as where data
+// could not be read, it is saved.
+static int failed_part(run *now, int whole) {
   char reason[400];
   (void)snprintf(reason, sizeof(reason), "%s", fp8core_last_error());
   // All ranks know of data that cannot be read, and are still there; in other cases they are told.
-  const int together = !begun && fp8lm_ranks_agree(&now->ranks, FP8CORE_OK) == FP8CORE_OK;
+  const int together = whole && fp8lm_ranks_agree(&now->ranks, FP8CORE_OK) == FP8CORE_OK;
   (void)fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%s", reason);
   if (!together) return failed(now);
   char name[64];
@@ -425,16 +407,31 @@ static int failed_step(run *now, int begun) {
   return FP8LM_EXIT_FAILURE;
 }
 
+static int validate(run *now) {
+  double loss;
+  int64_t sequences;
+  int unread;
+  if (now->validated == now->trainer.step) return FP8LM_EXIT_SUCCESS;
+  const double start = fp8lm_now();
+  if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences, &unread) != FP8CORE_OK)
+    return failed_part(now, unread || now->ranks.size == 1);
+  now->validated = now->trainer.step;
+  if (sequences > 0 && !stop && leads(now))
+    fp8lm_train_log_validation(&now->log, &now->trainer, loss, sequences, fp8lm_now() - start);
+  return FP8LM_EXIT_SUCCESS;
+}
+
+static fp8core_status observe(fp8lm_trainer *trainer, void *user_data) {
+  run *now = user_data;
+  return fp8lm_train_log_fp8(&now->log, trainer, trainer->step + 1);
+}
+
+static int due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
 // What skipped the last steps, for messages.
 static const char *skip_reason(const run *now) {
   return now->settings.spike_action == FP8LM_TRAIN_SPIKE_SKIP ? "gradients were not finite or the loss was a spike"
                                                               : "gradients were not finite";
-}
-
-static int failed_validation(run *now) {
-  if (now->ranks.size == 1) (void)save(now);
-  if (leads(now)) fp8lm_train_log_end(&now->log, &now->trainer, "error");
-  return FP8LM_EXIT_FAILURE;
 }
 
 static void tell_skipped(const run *now) {
@@ -486,7 +483,7 @@ static int train(run *now) {
     const int observed = leads(now) && due(trainer->step + 1, settings->log_fp8_interval);
     if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed(now);
     if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK)
-      return failed_step(now, done.begun);
+      return failed_part(now, !done.begun);
     if (done.stopped) return stop_before_spike(now, &done);
     if (leads(now)) fp8lm_train_log_step(&now->log, trainer, &done);
     measure_peak_again(now);
@@ -498,8 +495,8 @@ static int train(run *now) {
                             "more --lr-warmup-iters may help",
                             trainer->skipped_in_a_row, skip_reason(now));
     }
-    if (due(trainer->step, settings->eval_interval) && validate(now) != FP8LM_EXIT_SUCCESS)
-      return failed_validation(now);
+    if (due(trainer->step, settings->eval_interval)) result = validate(now);
+    if (result != FP8LM_EXIT_SUCCESS) return result;
     if (due(trainer->step, settings->save_interval)) result = save(now);
     if (result != FP8LM_EXIT_SUCCESS) return result;
     // After a skipped step nothing would be saved, and whatever continues the run would come to the same end for ever.
@@ -512,9 +509,8 @@ static int train(run *now) {
   // One that comes now ends no step.
   if (share_stop(now) != FP8CORE_OK) return failed(now);
   if (stop) reason = "signal";
-  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0 &&
-      validate(now) != FP8LM_EXIT_SUCCESS)
-    return failed_validation(now);
+  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0) result = validate(now);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
   result = save(now);
   if (!leads(now)) return result != FP8LM_EXIT_SUCCESS || !stop ? result : FP8LM_EXIT_SIGNAL;
   fp8lm_train_log_end(&now->log, trainer, reason);

@@ -432,14 +432,16 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 // A pass over \p count sequences from \p first on; over none, one that does not count: all ranks make as many passes,
 // as the weights of parts may come from all of them.
 static fp8core_status validate_some(fp8lm_trainer *trainer, const fp8lm_loader *loader, int64_t first, int64_t count,
-                                    double *sum) {
+                                    double *sum, int *unread) {
   const int64_t length = trainer->settings->seq_length;
   const int64_t passed = count > 0 ? count : 1;
   fp8core_status status = FP8CORE_OK;
   for (int64_t i = 0; i < count && status == FP8CORE_OK; i++)
     status = fp8lm_loader_batch(loader, FP8LM_VALIDATION, (uint64_t)(first + i), 0, 1, 1, (size_t)length,
                                 trainer->tokens + i * length, trainer->targets + i * length);
+  *unread = 1;
   TRY(fp8lm_ranks_agree(trainer->ranks, status));
+  *unread = 0;
   for (int64_t i = 0; count == 0 && i < length; i++) {
     trainer->tokens[i] = 0;
     trainer->targets[i] = -1;
@@ -452,20 +454,21 @@ static fp8core_status validate_some(fp8lm_trainer *trainer, const fp8lm_loader *
 }
 
 fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader *loader, const volatile int *stop,
-                                      double *loss, int64_t *sequences) {
+                                      double *loss, int64_t *sequences, int *unread) {
   const fp8lm_train_settings *settings = trainer->settings;
   const fp8lm_ranks *ranks = trainer->ranks;
   int64_t wanted = (int64_t)fp8lm_loader_sequences(loader, FP8LM_VALIDATION, (size_t)settings->seq_length);
   if (settings->eval_iters > 0) wanted = smaller(wanted, settings->eval_iters * settings->micro_batch_size);
   double sum = 0.0;
   *sequences = 0;
+  *unread = 0;
   while (*sequences < wanted) {
     int64_t stopped = stop && *stop;
     TRY(fp8lm_ranks_max(ranks, &stopped, 1));
     if (stopped) break;
     const int64_t first = *sequences + ranks->rank * settings->pass_sequences;
     const int64_t left = first < wanted ? wanted - first : 0;
-    TRY(validate_some(trainer, loader, first, smaller(settings->pass_sequences, left), &sum));
+    TRY(validate_some(trainer, loader, first, smaller(settings->pass_sequences, left), &sum, unread));
     *sequences = smaller(wanted, *sequences + ranks->size * settings->pass_sequences);
   }
   TRY(fp8lm_ranks_sum(ranks, &sum, 1));
