@@ -134,6 +134,7 @@ def check_mpi(path):
         for rank in range(3):
             check(f'rank {rank}: step 70: the gradient of hidden.weight is not finite on rank 1; step skipped' in errors, errors)
     for words, message in ((('--steps', '60'), '--steps is 60, expected a multiple of 50'), (('--nan', '2', '1'), 'the rank of --nan is "2"'),
+                           (('--steps', '100', '--nan', '1', '100'), 'the step of --nan is 100, expected less than --steps, 100'),
                            (('--timeout', '0'), '--timeout is "0", expected a number from'), (('--step', '1'), '"--step" is unknown')):
         with mpirun('-n', 2, path, *words) as started:
             code, output, errors = started.finish()

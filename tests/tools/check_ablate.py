@@ -345,6 +345,7 @@ class Ablate(unittest.TestCase):
              "--mu-initial is 32, expected a number from --mu-min, 1.52587891e-05, to --mu-max, 16"),
             (["--mu-min", "2"], "--mu-initial is 1, expected a number from --mu-min, 2,"),
             (["--json", ""], "--json is empty"),
+            (["--json", "same", "--output", "same"], "--json and --output are both same, expected two files"),
             (["--scratch", ""], "--scratch is empty"),
             (["--precision", "fp9"], "--precision is 'fp9'"),
             (["--save", "x"], "unknown or ambiguous option '--save'"),

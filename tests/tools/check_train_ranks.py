@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import unittest
+import zlib
 
 FP8LM = os.path.abspath(sys.argv[1])
 # None of a launcher around this test.
@@ -38,15 +39,16 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(ranks, arguments, cwd, settings=None):
+def start(ranks, arguments, cwd, settings=None, folders=None):
     port = free_port()
     started = []
     for rank in range(ranks):
         variables = dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
                          MASTER_PORT=str(port)) if ranks > 1 else ENVIRONMENT
         own = (settings or {}).get(rank, [])
-        started.append(subprocess.Popen([FP8LM, "train", *map(str, [*arguments, *own])], cwd=cwd, env=variables, text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        started.append(subprocess.Popen([FP8LM, "train", *map(str, [*arguments, *own])],
+                                        cwd=(folders or {}).get(rank, cwd), env=variables, text=True, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE))
     return started
 
 
@@ -111,8 +113,8 @@ class Ranks(unittest.TestCase):
     def path(self, *names):
         return os.path.join(self.folder, *names)
 
-    def train(self, ranks, *arguments, expect=0, settings=None, base=TINY):
-        ends = finish(start(ranks, [*base, *arguments], self.folder, settings))
+    def train(self, ranks, *arguments, expect=0, settings=None, base=TINY, folders=None):
+        ends = finish(start(ranks, [*base, *arguments], self.folder, settings, folders))
         for code, out, errors in ends:
             self.assertEqual(code, expect, "\n".join(map(str, ends)))
         if expect == 0:
@@ -153,6 +155,29 @@ class Ranks(unittest.TestCase):
             if ranks == 2:
                 self.assertEqual(stages[0], stages[1])
             self.assertEqual(stages[2], stages[3])
+
+    def test_validation_does_not_depend_on_ranks(self):
+        # Ranks' shares are smaller than the micro-batch that is not given; what is validated and stored is one rank's.
+        shape = ["--precision", "fp32", "--train-iters", "2", "--global-batch-size", "16", "--eval-interval", "1",
+                 "--eval-iters", "3"]
+        expected = None
+        for ranks, stage in (1, 0), (4, 0), (8, 3):
+            name = "eval-%d" % ranks
+            self.train(ranks, *shape, "--save", name, "--zero-stage", stage)
+            found = self.events(name, "validation")
+            expected = expected or found
+            self.assertEqual([entry["sequences"] for entry in found], [24, 24])
+            for one, other in zip(expected, found):
+                self.assertAlmostEqual(one["loss"], other["loss"], delta=1e-4 * one["loss"])
+            self.assertEqual(self.events(name, "start")[0]["options"]["micro-batch-size"], 8)
+        # And where it goes on, at another number of ranks, from a checkpoint or with its options as a file.
+        self.train(2, "--resume", "--save", "eval-8", "--train-iters", "3", "--threads", "1", base=[])
+        self.assertEqual([entry["sequences"] for entry in self.events("eval-8", "validation")], [24] * 3)
+        with open(self.path("options.json"), "w") as file:
+            json.dump(self.events("eval-8", "start")[0]["options"], file)
+        self.train(8, "--config", "options.json", "--save", "eval-config", "--threads", "1", "--log-interval", "5", base=[])
+        self.assertEqual(self.losses("eval-config")[:2], self.losses("eval-8")[:2])
+        self.assertEqual(self.events("eval-config", "validation")[0]["sequences"], 24)
 
     def test_fp8_learns_alike(self):
         shape = ["--train-iters", "30", "--global-batch-size", "8", "--lr", "5e-3"]
@@ -256,6 +281,15 @@ class Ranks(unittest.TestCase):
             with open(os.path.join(folder, shard), "wb") as file:
                 file.write(data)
 
+        def rename(folder):
+            # All that the index says is right, but the shard is not one of two.
+            os.rename(os.path.join(folder, shard), os.path.join(folder, "state-00002-of-00007.safetensors"))
+            text = read(os.path.join(folder, "index.json")).decode().replace(shard, "state-00002-of-00007.safetensors")
+            text = text[:text.rindex('"crc32"')]
+            with open(os.path.join(folder, "index.json"), "w") as file:
+                file.write(text + '"crc32": "%08x"\n}\n' % zlib.crc32(text.encode()))
+
+        refused('"files" has 2 files of states, and state-00002-of-00007.safetensors among them, expected ' + shard, rename)
         refused(shard, lambda folder: os.remove(os.path.join(folder, shard)))
         refused(shard + ": its checksum is", flip)
         refused(shard + ": it has", lambda folder: os.truncate(os.path.join(folder, shard), 100))
@@ -409,7 +443,78 @@ class Ranks(unittest.TestCase):
         refused(1, "--grad-reduce is 'ring', expected auto, two-shot, native, fp32 or bf16", "--grad-reduce", "ring")
         refused(2, "rank 1 has other options", expect=1, settings={1: ["--lr", "0.5"]})
         refused(2, "rank 1 has other options", expect=1, settings={1: ["--zero-stage", "2"]})
+        refused(2, "--global-batch-size is 8216: 2 ranks take it in passes of 4, 2054 of them a step, expected at most 2048",
+                "--global-batch-size", "8216")
         self.train(2, "--data-parallel-size", "2", "--train-iters", "1")
+
+    def test_same_paths_other_files(self):
+        # Ranks in two folders, as on machines without a file system in common.
+        folders = {}
+        for rank in 0, 1:
+            folders[rank] = self.path("machine-%d" % rank)
+            os.makedirs(folders[rank])
+            for name in "t_train_000000.bin", "t_val_000000.bin":
+                shutil.copy(self.path(name), folders[rank])
+            subprocess.run([FP8LM, "train", *TINY, "--train-iters", "1", "--save", "begun", "--global-batch-size", "4"],
+                           cwd=folders[rank], check=True, capture_output=True, env=ENVIRONMENT)
+        shape = ["--train-iters", "2", "--global-batch-size", "4"]
+        # Rank 0 alone needs the folder where ranks divide nothing, and one checkpoint is as good as its copy.
+        self.train(2, *shape, "--save", "alone", folders=folders)
+        self.train(2, "--load", "begun/step-00000001", "--train-iters", "2", "--threads", "1", base=[], folders=folders)
+        ends = self.train(2, *shape, "--save", "divided", "--zero-stage", "1", expect=1, folders=folders)
+        self.assertIn("rank 1 failed: divided is not the folder that rank 0 has under this path", ends[0][2])
+        self.assertEqual(os.listdir(os.path.join(folders[0], "divided")), ["lock"])
+        # Another state with the same options.
+        subprocess.run([FP8LM, "train", *TINY, "--train-iters", "1", "--save", "other", "--global-batch-size", "4", "--seed",
+                        "5"], cwd=folders[1], check=True, capture_output=True, env=ENVIRONMENT)
+        for name in "model.safetensors", "state.safetensors":
+            shutil.copy(os.path.join(folders[1], "other", "step-00000001", name),
+                        os.path.join(folders[1], "begun", "step-00000001", name))
+        index = os.path.join(folders[1], "begun", "step-00000001", "index.json")
+        with open(os.path.join(folders[1], "other", "step-00000001", "index.json")) as file:
+            text = file.read().replace('"seed": 5', '"seed": 1234')
+        text = text[:text.rindex('"crc32"')]
+        with open(index, "w") as file:
+            file.write(text + '"crc32": "%08x"\n}\n' % zlib.crc32(text.encode()))
+        ends = self.train(2, "--load", "begun/step-00000001", "--train-iters", "2", "--threads", "1", base=[], expect=1,
+                          folders=folders)
+        self.assertIn("rank 1 has other files of this checkpoint than rank 0", ends[0][2])
+        # Other tokens, as many of them.
+        data = bytearray(read(os.path.join(folders[1], "t_train_000000.bin")))
+        data[1024:1026], data[1026:1028] = data[1026:1028], data[1024:1026]
+        self.assertNotEqual(data, read(os.path.join(folders[0], "t_train_000000.bin")))
+        data[20:24] = struct.pack("<I", zlib.crc32(bytes(data[1024:])))
+        with open(os.path.join(folders[1], "t_train_000000.bin"), "wb") as file:
+            file.write(data)
+        ends = self.train(2, *shape, expect=1, folders=folders)
+        self.assertIn("rank 1 has other shards of data than rank 0, expected the same", ends[0][2])
+
+    def test_data_that_cannot_be_read(self):
+        # Found by one rank alone, in a step or in a validation: all save the state after the last step.
+        for part in "train", "val":
+            name = "bad-" + part
+            for file in "train", "val":
+                shutil.copy(self.path("t_%s_000000.bin" % file), self.path("%s_%s_000000.bin" % (name, file)))
+            with open(self.path("%s_%s_000000.bin" % (name, part)), "r+b") as file:
+                # Beyond the vocabulary.
+                file.seek(1024 + 2 * (300 if part == "train" else 3 * 32 - 10))
+                file.write(b"\xff\xff")
+            for stage in 0, 2:
+                folder = "%s-%d" % (name, stage)
+                ends = self.train(2, "--data-path", name, "--check-data=no", "--global-batch-size", "4", "--train-iters", "400",
+                                  "--eval-interval", "2", "--eval-iters", "0", "--micro-batch-size", "2", "--save", folder, "--zero-stage", stage,
+                                  expect=1)
+                self.assertTrue(any("rank %d failed: %s_%s_000000.bin" % (rank, name, part) in ends[1 - rank][2]
+                                    for rank in range(2)), ends)
+                end = self.events(folder, "end")[0]
+                self.assertEqual(end["reason"], "error")
+                if part == "val":
+                    self.assertEqual(end["step"], 2)
+                if end["step"] > 0:
+                    self.assertEqual([entry for entry in os.listdir(self.path(folder)) if entry.startswith("step-")],
+                                     ["step-%08d" % end["step"]])
+                    self.train(2, "--resume", "--save", folder, "--data-path", "t", "--train-iters", end["step"] + 1,
+                               "--threads", "1", base=[])
 
     def test_data_of_one_rank_missing(self):
         ends = self.train(2, "--train-iters", "1", expect=1, settings={1: ["--data-path", "elsewhere"]})

@@ -169,6 +169,8 @@ static int check_settings(run *now) {
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
                           "--mu-initial is %.9g, expected a number from --mu-min, %.9g, to --mu-max, %.9g",
                           own->gradient.mu_initial, own->gradient.mu_min, own->gradient.mu_max);
+  if (own->json && own->output && strcmp(own->json, own->output) == 0)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX, "--json and --output are both %s, expected two files", own->json);
   // What a step has; the ranks' order in it is that of the loader.
   settings->global_batch_size = own->ranks * settings->micro_batch_size;
   return FP8LM_EXIT_SUCCESS;

@@ -485,6 +485,15 @@ static fp8core_status parse_index(char *text, size_t length, fp8lm_checkpoint_in
   for (int i = 0; i < index->file_count; i++) states += fp8lm_checkpoint_is_state(index->files[i].name);
   if (!fp8lm_checkpoint_index_file(index, FP8LM_CHECKPOINT_MODEL) || states == 0)
     return corrupt("\"files\" lacks " FP8LM_CHECKPOINT_MODEL " or " FP8LM_CHECKPOINT_STATE);
+  // Shards come in order: so many are all of them, or one of another number of ranks is among them.
+  for (int i = 0, shard = 0; i < index->file_count; i++) {
+    char expected[FP8LM_CHECKPOINT_NAME_BYTES];
+    if (!fp8lm_checkpoint_is_state(index->files[i].name)) continue;
+    fp8lm_checkpoint_state_name(expected, shard++, states);
+    if (strcmp(index->files[i].name, expected) != 0)
+      return corrupt("\"files\" has %d files of states, and %s among them, expected %s", states, index->files[i].name,
+                     expected);
+  }
   if (index->optimizer_steps > index->step || index->skipped_steps > index->step ||
       index->skipped_in_a_row > index->skipped_steps)
     return corrupt("more steps were skipped or taken than the %" PRId64 " of the run", index->step);

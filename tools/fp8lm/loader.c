@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "checksum.h"
 #include "shard.h"
 
 // Weights are multiples of 2^-16, so that 65,536 samples have every source in its exact share.
@@ -484,6 +485,22 @@ void fp8lm_loader_destroy(fp8lm_loader **loader) {
   }
   free(*loader);
   *loader = NULL;
+}
+
+uint32_t fp8lm_loader_fingerprint(const fp8lm_loader *loader) {
+  uint32_t crc = 0;
+  for (int m = 0; m < 2; m++) {
+    const mixture *all = &loader->mixtures[m];
+    for (size_t i = 0; i < 2 * all->count; i++) {
+      const part *tokens = &all->sources[i / 2].parts[i % 2];
+      for (size_t k = 0; k < tokens->shard_count; k++) {
+        const fp8lm_shard *shard = &tokens->shards[k].shard;
+        const uint64_t header[] = {i, shard->count, shard->width, shard->vocabulary, shard->checksum};
+        crc = fp8lm_crc32(crc, header, sizeof(header));
+      }
+    }
+  }
+  return crc;
 }
 
 fp8core_status fp8lm_loader_check(const fp8lm_loader *loader) {

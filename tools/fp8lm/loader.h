@@ -52,6 +52,10 @@ fp8core_status fp8lm_loader_check(const fp8lm_loader *loader);
 /** The largest vocabulary that a shard's header says; 0: none says any. */
 uint32_t fp8lm_loader_vocabulary(const fp8lm_loader *loader);
 
+/** A number that differs where the shards do, by their headers, which have checksums of their tokens: for comparing
+ * what several ranks read. */
+uint32_t fp8lm_loader_fingerprint(const fp8lm_loader *loader);
+
 /** Tokens of all sources, and sequences that they have. */
 uint64_t fp8lm_loader_tokens(const fp8lm_loader *loader, fp8lm_split split);
 uint64_t fp8lm_loader_sequences(const fp8lm_loader *loader, fp8lm_split split, size_t sequence_length);

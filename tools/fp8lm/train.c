@@ -1,9 +1,11 @@
 // fp8lm train.
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "command.h"
@@ -86,6 +88,44 @@ static int prepare_folder(run *now) {
     return failed_at(settings->save);
   const fp8core_status status = fp8lm_output_open_locked(&now->lock, path, "this folder");
   return status == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed_at(path);
+}
+
+// Where each rank writes a part of checkpoints, all must have the same folder, not only the same path: a text that rank
+// 0 puts into the lock tells.
+static fp8core_status compare_folders(const run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
+  char path[PATH_MAX];
+  char text[64] = "";
+  char found[sizeof(text)] = "";
+  fp8core_status status = FP8CORE_OK;
+  if (now->ranks.size == 1 || !settings->save || fp8lm_train_zero_stage(settings) == 0) return FP8CORE_OK;
+  if (leads(now)) {
+    struct timespec time;
+    (void)timespec_get(&time, TIME_UTC);
+    const int length =
+      snprintf(text, sizeof(text), "%ld %lld.%09ld\n", (long)getpid(), (long long)time.tv_sec, time.tv_nsec);
+    if (ftruncate(now->lock, 0) != 0 || write(now->lock, text, (size_t)length) != length || fsync(now->lock) != 0)
+      status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%s/lock: cannot write the file: %s",
+                                      settings->save, strerror(errno));
+  }
+  status = fp8lm_ranks_agree(&now->ranks, status);
+  if (status == FP8CORE_OK) status = fp8lm_ranks_broadcast(&now->ranks, text, sizeof(text));
+  if (status != FP8CORE_OK) return status;
+  FILE *stream = fp8lm_join_path(path, settings->save, "lock") == FP8CORE_OK ? fopen(path, "re") : NULL;
+  if (stream) {
+    if (!fgets(found, sizeof(found), stream)) found[0] = '\0';
+    (void)fclose(stream);
+  }
+  if (strcmp(text, found) != 0)
+    status =
+      fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT,
+                             "%s is not the folder that rank 0 has under this path, expected one on a file system "
+                             "that all ranks share",
+                             settings->save);
+  else if (access(settings->save, W_OK) != 0)
+    status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%s: cannot write into the folder: %s",
+                                    settings->save, strerror(errno));
+  return fp8lm_ranks_agree(&now->ranks, status);
 }
 
 // Whether the checkpoint lies in the folder, by its path or, where that is a link, by itself.
@@ -221,13 +261,13 @@ static double measure_peak(const fp8lm_trainer *trainer) {
   return 0.0;
 }
 
-// The micro-batch that the ranks' shares of the global batch leave room for, where none was asked for.
-static void fit_micro_batch(run *now) {
+// Passes that the ranks' shares of the global batch leave room for, where no micro-batch was asked for.
+static void fit_passes(run *now) {
   fp8lm_train_settings *settings = &now->settings;
   const int64_t share = settings->global_batch_size / now->ranks.size;
   if (settings->micro_batch_size_given || settings->global_batch_size % now->ranks.size != 0) return;
-  if (settings->micro_batch_size > share) settings->micro_batch_size = share;
-  while (share % settings->micro_batch_size != 0) settings->micro_batch_size--;
+  if (settings->pass_sequences > share) settings->pass_sequences = share;
+  while (share % settings->pass_sequences != 0) settings->pass_sequences--;
 }
 
 static int check_ranks(run *now) {
@@ -239,12 +279,18 @@ static int check_ranks(run *now) {
                           "-n %" PRId64 " fp8lm train ...",
                           settings->data_parallel_size, ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s",
                           settings->data_parallel_size);
-  fit_micro_batch(now);
-  if (settings->global_batch_size % (settings->micro_batch_size * ranks) != 0)
+  fit_passes(now);
+  if (settings->global_batch_size % (settings->pass_sequences * ranks) != 0)
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
                           "--global-batch-size is %" PRId64 ", expected a multiple of --micro-batch-size times the "
                           "number of ranks, %" PRId64 " times %d",
-                          settings->global_batch_size, settings->micro_batch_size, ranks);
+                          settings->global_batch_size, settings->pass_sequences, ranks);
+  if (fp8lm_train_micro_batches(settings) > FP8GPT_MICRO_BATCHES)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
+                          "--global-batch-size is %" PRId64 ": %d ranks take it in passes of %" PRId64 ", %" PRId64
+                          " of them a step, expected at most %d",
+                          settings->global_batch_size, ranks, settings->pass_sequences,
+                          fp8lm_train_micro_batches(settings), FP8GPT_MICRO_BATCHES);
   if (ranks > 1 && settings->device != FP8LM_TRAIN_CPU)
     return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
                           "--device is cuda, but there are %d ranks: several train on CPUs only", ranks);
@@ -294,7 +340,7 @@ static int begin(run *now) {
   result = leads(now) ? check_ranks(now) : FP8LM_EXIT_SUCCESS;
   result = share_result(now, result);
   if (result != FP8LM_EXIT_SUCCESS) return result;
-  fit_micro_batch(now);
+  fit_passes(now);
   result = compare_settings(now);
   if (result != FP8LM_EXIT_SUCCESS) return result;
   if (leads(now)) result = prepare_folder(now);
@@ -302,6 +348,10 @@ static int begin(run *now) {
   if (result == FP8LM_EXIT_SUCCESS) result = open_data(now);
   result = share_result(now, result);
   if (result != FP8LM_EXIT_SUCCESS) return result;
+  const uint32_t fingerprint = fp8lm_loader_fingerprint(now->loader);
+  if (fp8lm_ranks_compare(&now->ranks, &fingerprint, sizeof(fingerprint), "shards of data") != FP8CORE_OK ||
+      compare_folders(now) != FP8CORE_OK)
+    return failed(now);
   if (fp8lm_trainer_create(&now->trainer, settings, &now->ranks) != FP8CORE_OK) return failed(now);
   if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed(now);
   if (leads(now)) warn_of_tokenizer(now);
@@ -323,18 +373,6 @@ static int begin(run *now) {
   return FP8LM_EXIT_SUCCESS;
 }
 
-static int validate(run *now) {
-  double loss;
-  int64_t sequences;
-  if (now->validated == now->trainer.step) return FP8LM_EXIT_SUCCESS;
-  const double start = fp8lm_now();
-  if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences) != FP8CORE_OK) return failed(now);
-  now->validated = now->trainer.step;
-  if (sequences > 0 && !stop && leads(now))
-    fp8lm_train_log_validation(&now->log, &now->trainer, loss, sequences, fp8lm_now() - start);
-  return FP8LM_EXIT_SUCCESS;
-}
-
 // Skipped steps changed nothing, and a run that has diverged must not replace its good checkpoints: none is written
 // before a step is taken again.
 static int save(run *now) {
@@ -353,19 +391,13 @@ static int save(run *now) {
   return FP8LM_EXIT_SUCCESS;
 }
 
-static fp8core_status observe(fp8lm_trainer *trainer, void *user_data) {
-  run *now = user_data;
-  return fp8lm_train_log_fp8(&now->log, trainer, trainer->step + 1);
-}
-
-static int due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
-
-// A step failed. Where it had not begun, as its data could not be read, the state is that after the last one.
-static int failed_step(run *now, int begun) {
+// A step or a validation failed. Where the state is \p whole on all ranks, that after the last step, as where data
+// could not be read, it is saved.
+static int failed_part(run *now, int whole) {
   char reason[400];
   (void)snprintf(reason, sizeof(reason), "%s", fp8core_last_error());
   // All ranks know of data that cannot be read, and are still there; in other cases they are told.
-  const int together = !begun && fp8lm_ranks_agree(&now->ranks, FP8CORE_OK) == FP8CORE_OK;
+  const int together = whole && fp8lm_ranks_agree(&now->ranks, FP8CORE_OK) == FP8CORE_OK;
   (void)fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%s", reason);
   if (!together) return failed(now);
   char name[64];
@@ -375,16 +407,31 @@ static int failed_step(run *now, int begun) {
   return FP8LM_EXIT_FAILURE;
 }
 
+static int validate(run *now) {
+  double loss;
+  int64_t sequences;
+  int unread;
+  if (now->validated == now->trainer.step) return FP8LM_EXIT_SUCCESS;
+  const double start = fp8lm_now();
+  if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences, &unread) != FP8CORE_OK)
+    return failed_part(now, unread || now->ranks.size == 1);
+  now->validated = now->trainer.step;
+  if (sequences > 0 && !stop && leads(now))
+    fp8lm_train_log_validation(&now->log, &now->trainer, loss, sequences, fp8lm_now() - start);
+  return FP8LM_EXIT_SUCCESS;
+}
+
+static fp8core_status observe(fp8lm_trainer *trainer, void *user_data) {
+  run *now = user_data;
+  return fp8lm_train_log_fp8(&now->log, trainer, trainer->step + 1);
+}
+
+static int due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
 // What skipped the last steps, for messages.
 static const char *skip_reason(const run *now) {
   return now->settings.spike_action == FP8LM_TRAIN_SPIKE_SKIP ? "gradients were not finite or the loss was a spike"
                                                               : "gradients were not finite";
-}
-
-static int failed_validation(run *now) {
-  if (now->ranks.size == 1) (void)save(now);
-  if (leads(now)) fp8lm_train_log_end(&now->log, &now->trainer, "error");
-  return FP8LM_EXIT_FAILURE;
 }
 
 static void tell_skipped(const run *now) {
@@ -436,7 +483,7 @@ static int train(run *now) {
     const int observed = leads(now) && due(trainer->step + 1, settings->log_fp8_interval);
     if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed(now);
     if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK)
-      return failed_step(now, done.begun);
+      return failed_part(now, !done.begun);
     if (done.stopped) return stop_before_spike(now, &done);
     if (leads(now)) fp8lm_train_log_step(&now->log, trainer, &done);
     measure_peak_again(now);
@@ -448,8 +495,8 @@ static int train(run *now) {
                             "more --lr-warmup-iters may help",
                             trainer->skipped_in_a_row, skip_reason(now));
     }
-    if (due(trainer->step, settings->eval_interval) && validate(now) != FP8LM_EXIT_SUCCESS)
-      return failed_validation(now);
+    if (due(trainer->step, settings->eval_interval)) result = validate(now);
+    if (result != FP8LM_EXIT_SUCCESS) return result;
     if (due(trainer->step, settings->save_interval)) result = save(now);
     if (result != FP8LM_EXIT_SUCCESS) return result;
     // After a skipped step nothing would be saved, and whatever continues the run would come to the same end for ever.
@@ -462,9 +509,8 @@ static int train(run *now) {
   // One that comes now ends no step.
   if (share_stop(now) != FP8CORE_OK) return failed(now);
   if (stop) reason = "signal";
-  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0 &&
-      validate(now) != FP8LM_EXIT_SUCCESS)
-    return failed_validation(now);
+  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0) result = validate(now);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
   result = save(now);
   if (!leads(now)) return result != FP8LM_EXIT_SUCCESS || !stop ? result : FP8LM_EXIT_SIGNAL;
   fp8lm_train_log_end(&now->log, trainer, reason);

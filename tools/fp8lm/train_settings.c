@@ -108,7 +108,7 @@ static const option_entry table[] = {
 
   {NULL, TEXT, 0, RUN, ANY, NULL, "Optimization"},
   {"micro-batch-size", INTEGER, AT(micro_batch_size), STORED, INT_RANGE(1), "N",
-   "sequences of a pass (default 8, at most a rank's share of the global batch)"},
+   "sequences of a pass (default 8, and what a rank's share of the global batch is a multiple of)"},
   {"global-batch-size", INTEGER, AT(global_batch_size), FIXED, INT_RANGE(1), "N",
    "sequences of a step of all ranks together, a multiple of it, at most 2048 times (default the preset's, or 8)"},
   {"train-iters", INTEGER, AT(train_iters), STORED, 1, 2097151, NULL, "N", "steps of the run in all (default 1000)"},
@@ -739,7 +739,7 @@ fp8comm_gradient_options fp8lm_train_gradient_options(const fp8lm_train_settings
 }
 
 int64_t fp8lm_train_micro_batches(const fp8lm_train_settings *settings) {
-  return settings->global_batch_size / settings->micro_batch_size;
+  return settings->global_batch_size / settings->pass_sequences;
 }
 
 const char *fp8lm_train_precision_name(const fp8lm_train_settings *settings) { return precisions[settings->precision]; }
@@ -772,7 +772,7 @@ static int check(const char *prefix, const fp8lm_train_settings *settings) {
                           "at most 2^31 - 1",
                           settings->micro_batch_size, INT_MAX / config.sequence, config.sequence);
   if (settings->global_batch_size % settings->micro_batch_size != 0 ||
-      fp8lm_train_micro_batches(settings) > FP8GPT_MICRO_BATCHES)
+      settings->global_batch_size / settings->micro_batch_size > FP8GPT_MICRO_BATCHES)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
                           "--global-batch-size is %" PRId64 ", expected a multiple of --micro-batch-size, %" PRId64
                           ", by 1 to %d",
@@ -949,7 +949,9 @@ static int parse(const char *prefix, int argc, char **argv, const fp8lm_train_va
   settings->load = first->load;
   first->load = NULL;
   settings->resume = first->resume;
-  settings->micro_batch_size_given = is_given(given, "micro-batch-size");
+  // Options of a log, which --config may be, have one as well, perhaps of another number of ranks.
+  for (int i = 0; i < count; i++)
+    if (strcmp(arguments[i].entry->name, "micro-batch-size") == 0) settings->micro_batch_size_given = 1;
   const int64_t micro_batch = variant ? variant->micro_batch_size : 0;
   if (!settings->load && complete(settings, given, micro_batch) != FP8CORE_OK)
     return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--preset: %s", fp8core_last_error());
@@ -958,6 +960,7 @@ static int parse(const char *prefix, int argc, char **argv, const fp8lm_train_va
   // Whoever does not take it sets it.
   if (is_without(variant, find_entry("global-batch-size", strlen("global-batch-size"))))
     settings->global_batch_size = settings->micro_batch_size;
+  settings->pass_sequences = settings->micro_batch_size;
   return check(prefix, settings);
 }
 

@@ -95,8 +95,11 @@ typedef struct fp8lm_train_settings {
   char *tensorboard_dir;
   int64_t log_interval;
   int64_t log_fp8_interval;
-  /* No option: whether this run was told the micro-batch. */
+  /* No options: whether the command line has the micro-batch; and sequences of a pass, the micro-batch or, where ranks'
+   * shares of the global batch are smaller or no multiple of it, fewer. What is stored, and how much is validated, does
+   * not depend on the number of ranks. */
   int64_t micro_batch_size_given;
+  int64_t pass_sequences;
 } fp8lm_train_settings;
 
 /** What an option means to checkpoints. */

@@ -167,11 +167,12 @@ static fp8core_status create_model(fp8lm_trainer *trainer) {
   TRY(fp8core_context_create(&trainer->context, &context_options));
   const fp8gpt_config config = fp8lm_train_model_config(settings);
   fp8gpt_model_options model_options = fp8lm_train_model_options(settings);
+  model_options.batch = (int)settings->pass_sequences;
   model_options.external_weights = trainer->ranks->size > 1;
   model_options.external_gradients = trainer->ranks->size > 1;
   TRY(fp8gpt_model_create(&trainer->model, trainer->context, &config, &model_options));
   trainer->parameter_count = fp8gpt_model_parameters(trainer->model);
-  const size_t tokens = (size_t)(trainer->micro_batches * settings->micro_batch_size * settings->seq_length);
+  const size_t tokens = (size_t)(trainer->micro_batches * settings->pass_sequences * settings->seq_length);
   trainer->gradients = calloc((size_t)trainer->parameter_count, sizeof(*trainer->gradients));
   trainer->tokens = malloc(tokens * sizeof(*trainer->tokens));
   trainer->targets = malloc(tokens * sizeof(*trainer->targets));
@@ -322,12 +323,12 @@ static fp8core_status run_micro_batches(fp8lm_trainer *trainer, double *loss) {
   const int64_t before = trainer->ranks->rank * micro_batches;
   // Their gradients are added up by the owner, not here.
   const int alone = fp8lm_trainer_stage(trainer) >= 2;
-  const int64_t tokens = settings->micro_batch_size * settings->seq_length;
+  const int64_t tokens = settings->pass_sequences * settings->seq_length;
   double sum = 0.0;
   for (int64_t i = 0; i < micro_batches; i++) {
     fp8gpt_batch batch;
     float micro_loss;
-    batch.sequences = (int)settings->micro_batch_size;
+    batch.sequences = (int)settings->pass_sequences;
     batch.length = (int)settings->seq_length;
     batch.tokens = trainer->tokens + i * tokens;
     batch.targets = trainer->targets + i * tokens;
@@ -399,7 +400,7 @@ fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *lo
   TRY(fp8lm_ranks_agree(trainer->ranks,
                         fp8lm_loader_batch(loader, FP8LM_TRAIN, (uint64_t)trainer->step, (uint32_t)trainer->ranks->rank,
                                            (uint32_t)trainer->ranks->size,
-                                           (size_t)(trainer->micro_batches * settings->micro_batch_size),
+                                           (size_t)(trainer->micro_batches * settings->pass_sequences),
                                            (size_t)settings->seq_length, trainer->tokens, trainer->targets)));
   result->begun = 1;
   TRY(keep_scaling(trainer));
@@ -431,14 +432,16 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 // A pass over \p count sequences from \p first on; over none, one that does not count: all ranks make as many passes,
 // as the weights of parts may come from all of them.
 static fp8core_status validate_some(fp8lm_trainer *trainer, const fp8lm_loader *loader, int64_t first, int64_t count,
-                                    double *sum) {
+                                    double *sum, int *unread) {
   const int64_t length = trainer->settings->seq_length;
   const int64_t passed = count > 0 ? count : 1;
   fp8core_status status = FP8CORE_OK;
   for (int64_t i = 0; i < count && status == FP8CORE_OK; i++)
     status = fp8lm_loader_batch(loader, FP8LM_VALIDATION, (uint64_t)(first + i), 0, 1, 1, (size_t)length,
                                 trainer->tokens + i * length, trainer->targets + i * length);
+  *unread = 1;
   TRY(fp8lm_ranks_agree(trainer->ranks, status));
+  *unread = 0;
   for (int64_t i = 0; count == 0 && i < length; i++) {
     trainer->tokens[i] = 0;
     trainer->targets[i] = -1;
@@ -451,21 +454,22 @@ static fp8core_status validate_some(fp8lm_trainer *trainer, const fp8lm_loader *
 }
 
 fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader *loader, const volatile int *stop,
-                                      double *loss, int64_t *sequences) {
+                                      double *loss, int64_t *sequences, int *unread) {
   const fp8lm_train_settings *settings = trainer->settings;
   const fp8lm_ranks *ranks = trainer->ranks;
   int64_t wanted = (int64_t)fp8lm_loader_sequences(loader, FP8LM_VALIDATION, (size_t)settings->seq_length);
   if (settings->eval_iters > 0) wanted = smaller(wanted, settings->eval_iters * settings->micro_batch_size);
   double sum = 0.0;
   *sequences = 0;
+  *unread = 0;
   while (*sequences < wanted) {
     int64_t stopped = stop && *stop;
     TRY(fp8lm_ranks_max(ranks, &stopped, 1));
     if (stopped) break;
-    const int64_t first = *sequences + ranks->rank * settings->micro_batch_size;
+    const int64_t first = *sequences + ranks->rank * settings->pass_sequences;
     const int64_t left = first < wanted ? wanted - first : 0;
-    TRY(validate_some(trainer, loader, first, smaller(settings->micro_batch_size, left), &sum));
-    *sequences = smaller(wanted, *sequences + ranks->size * settings->micro_batch_size);
+    TRY(validate_some(trainer, loader, first, smaller(settings->pass_sequences, left), &sum, unread));
+    *sequences = smaller(wanted, *sequences + ranks->size * settings->pass_sequences);
   }
   TRY(fp8lm_ranks_sum(ranks, &sum, 1));
   *loss = *sequences > 0 ? sum / (double)*sequences : 0.0;

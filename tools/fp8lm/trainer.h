@@ -103,10 +103,11 @@ fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *lo
 
 /**
  * Mean loss of validation sequences, the same ones every time. \p stop, if not NULL, ends it early when it becomes
- * non-zero. *sequences is how many were seen; 0 where there are none.
+ * non-zero. *sequences is how many were seen; 0 where there are none. *unread tells of a failure whether it is that
+ * data could not be read, which all ranks then know.
  */
 fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader *loader, const volatile int *stop,
-                                      double *loss, int64_t *sequences);
+                                      double *loss, int64_t *sequences, int *unread);
 
 /** Writes a checkpoint of the state after the last step to \p folder, and removes old ones. */
 fp8core_status fp8lm_trainer_save(fp8lm_trainer *trainer, const char *folder, int64_t keep);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checksum.h"
 #include "fp8comm/collectives.h"
 #include "input.h"
 #include "tensor_file.h"
@@ -604,12 +605,24 @@ static fp8core_status load_files(fp8lm_trainer *trainer, const char *path, const
   return status;
 }
 
+// All read one checkpoint, which rank 0 verifies, not others under the same path.
+static fp8core_status compare_indices(const fp8lm_trainer *trainer, const fp8lm_checkpoint_index *index) {
+  const int64_t steps[] = {index->step, index->optimizer_steps, index->skipped_steps, index->skipped_in_a_row};
+  uint32_t crc = fp8lm_crc32(0, steps, sizeof(steps));
+  for (int i = 0; i < index->file_count; i++) {
+    const uint64_t file[] = {index->files[i].bytes, index->files[i].crc32};
+    crc = fp8lm_crc32(crc, file, sizeof(file));
+  }
+  return fp8lm_ranks_compare(trainer->ranks, &crc, sizeof(crc), "files of this checkpoint");
+}
+
 fp8core_status fp8lm_trainer_load(fp8lm_trainer *trainer, const char *path) {
   fp8lm_checkpoint_index index;
   fp8core_status status = fp8lm_checkpoint_open(path, &index);
   // Reading everything once is enough.
   if (status == FP8CORE_OK && trainer->ranks->rank == 0) status = fp8lm_checkpoint_verify(path, &index);
   status = fp8lm_ranks_agree(trainer->ranks, status);
+  if (status == FP8CORE_OK) status = compare_indices(trainer, &index);
   if (status == FP8CORE_OK) status = fp8lm_ranks_agree(trainer->ranks, load_files(trainer, path, &index));
   if (status == FP8CORE_OK) status = fp8optim_adamw_set_steps(trainer->adamw, index.optimizer_steps);
   if (status == FP8CORE_OK && trainer->sharded) status = fp8zero_sharded_publish(trainer->sharded);

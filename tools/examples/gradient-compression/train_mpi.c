@@ -371,7 +371,11 @@ static int read_arguments(arguments *asked, int count, char **words) {
       return 0;
     }
   }
-  return 1;
+  // Counted from 0.
+  if (asked->nan_step < asked->steps) return 1;
+  if (rank == 0)
+    fprintf(stderr, "the step of --nan is %d, expected less than --steps, %d\n", asked->nan_step, asked->steps);
+  return 0;
 }
 
 int main(int count, char **words) {
