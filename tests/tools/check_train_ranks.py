@@ -436,7 +436,7 @@ class Ranks(unittest.TestCase):
 
         refused(2, "--data-parallel-size is 4, but there are 2 ranks", "--data-parallel-size", "4")
         refused(1, "but there is 1 rank; a launcher starts more: mpirun -n 4", "--data-parallel-size", "4")
-        refused(3, "--global-batch-size is 8, expected a multiple of --micro-batch-size times", "--global-batch-size", "8")
+        refused(3, "--global-batch-size is 8, expected a multiple of the number of ranks, 3", "--global-batch-size", "8")
         refused(2, "--global-batch-size is 4, expected a multiple of --micro-batch-size times the number of ranks, 4 "
                 "times 2", "--global-batch-size", "4", "--micro-batch-size", "4")
         refused(1, "--zero-stage is '4', expected", "--zero-stage", "4")

@@ -279,6 +279,10 @@ static int check_ranks(run *now) {
                           "-n %" PRId64 " fp8lm train ...",
                           settings->data_parallel_size, ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s",
                           settings->data_parallel_size);
+  if (!settings->micro_batch_size_given && settings->global_batch_size % ranks != 0)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
+                          "--global-batch-size is %" PRId64 ", expected a multiple of the number of ranks, %d",
+                          settings->global_batch_size, ranks);
   fit_passes(now);
   if (settings->global_batch_size % (settings->pass_sequences * ranks) != 0)
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
