@@ -47,6 +47,9 @@ typedef struct run {
   fp8lm_trainer trainer;
   fp8lm_loader *loader;
   fp8lm_train_log log;
+  // What all ranks know of the signal: decisions that they must make alike never look at `stop`, which comes at any
+  // time.
+  int stopping;
   // Held while the run lives, so that no two write to one folder; -1: none.
   int lock;
   // Steps at the last validation and checkpoint.
@@ -420,7 +423,7 @@ static int validate(run *now) {
   if (fp8lm_trainer_validate(&now->trainer, now->loader, &stop, &loss, &sequences, &unread) != FP8CORE_OK)
     return failed_part(now, unread || now->ranks.size == 1);
   now->validated = now->trainer.step;
-  if (sequences > 0 && !stop && leads(now))
+  if (sequences > 0 && leads(now))
     fp8lm_train_log_validation(&now->log, &now->trainer, loss, sequences, fp8lm_now() - start);
   return FP8LM_EXIT_SUCCESS;
 }
@@ -467,10 +470,10 @@ static int stop_before_spike(run *now, const fp8lm_step_result *spike) {
 }
 
 // A signal to one rank is one to all.
-static fp8core_status share_stop(const run *now) {
+static fp8core_status share_stop(run *now) {
   int64_t stopping = stop;
   const fp8core_status status = fp8lm_ranks_max(&now->ranks, &stopping, 1);
-  if (stopping) stop = 1;
+  if (status == FP8CORE_OK) now->stopping = stopping != 0;
   return status;
 }
 
@@ -483,7 +486,7 @@ static int train(run *now) {
   while (trainer->step < settings->train_iters) {
     fp8lm_step_result done;
     if (share_stop(now) != FP8CORE_OK) return failed(now);
-    if (stop) break;
+    if (now->stopping) break;
     const int observed = leads(now) && due(trainer->step + 1, settings->log_fp8_interval);
     if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed(now);
     if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK)
@@ -512,14 +515,18 @@ static int train(run *now) {
   }
   // One that comes now ends no step.
   if (share_stop(now) != FP8CORE_OK) return failed(now);
-  if (stop) reason = "signal";
-  if (!stop && trainer->step == settings->train_iters && settings->eval_interval > 0) result = validate(now);
-  if (result != FP8LM_EXIT_SUCCESS) return result;
+  if (now->stopping) reason = "signal";
+  if (!now->stopping && trainer->step == settings->train_iters && settings->eval_interval > 0) {
+    result = validate(now);
+    if (result != FP8LM_EXIT_SUCCESS) return result;
+    // It may have been cut short.
+    if (share_stop(now) != FP8CORE_OK) return failed(now);
+  }
   result = save(now);
-  if (!leads(now)) return result != FP8LM_EXIT_SUCCESS || !stop ? result : FP8LM_EXIT_SIGNAL;
+  if (!leads(now)) return result != FP8LM_EXIT_SUCCESS || !now->stopping ? result : FP8LM_EXIT_SIGNAL;
   fp8lm_train_log_end(&now->log, trainer, reason);
   tell_skipped(now);
-  if (result != FP8LM_EXIT_SUCCESS || !stop) return result;
+  if (result != FP8LM_EXIT_SUCCESS || !now->stopping) return result;
   return fp8lm_complain(FP8LM_EXIT_SIGNAL, PREFIX, "ended by a signal after step %" PRId64 "%s", trainer->step,
                         settings->save ? "; --resume continues" : ", without a checkpoint, as there is no --save");
 }

@@ -465,7 +465,10 @@ fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader
   while (*sequences < wanted) {
     int64_t stopped = stop && *stop;
     TRY(fp8lm_ranks_max(ranks, &stopped, 1));
-    if (stopped) break;
+    if (stopped) {
+      *sequences = 0;
+      break;
+    }
     const int64_t first = *sequences + ranks->rank * settings->pass_sequences;
     const int64_t left = first < wanted ? wanted - first : 0;
     TRY(validate_some(trainer, loader, first, smaller(settings->pass_sequences, left), &sum, unread));

@@ -103,8 +103,8 @@ fp8core_status fp8lm_trainer_step(fp8lm_trainer *trainer, const fp8lm_loader *lo
 
 /**
  * Mean loss of validation sequences, the same ones every time. \p stop, if not NULL, ends it early when it becomes
- * non-zero. *sequences is how many were seen; 0 where there are none. *unread tells of a failure whether it is that
- * data could not be read, which all ranks then know.
+ * non-zero on any rank. *sequences is how many were seen; 0 where there are none, and where it was ended. *unread tells
+ * of a failure whether it is that data could not be read, which all ranks then know.
  */
 fp8core_status fp8lm_trainer_validate(fp8lm_trainer *trainer, const fp8lm_loader *loader, const volatile int *stop,
                                       double *loss, int64_t *sequences, int *unread);
