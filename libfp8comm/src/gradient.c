@@ -572,6 +572,8 @@ static fp8core_status quantise_piece(void *data, void *sum, const void *in, size
   const gradient_slot *slot = data;
   const size_t end = begin + count;
   (void)sum, (void)in;
+  // Those of gradients on a GPU have come from there.
+  if (slot->reducer->cuda) return FP8CORE_OK;
   for (int64_t i = tensor_at(slot, begin); i < slot->bucket->count; i++) {
     fp8comm_gradient_tensor *tensor = tensor_in_order(slot, i);
     if (tensor->offset >= end) break;
