@@ -925,9 +925,12 @@ static fp8core_status count(void *data) {
     // Of an amax that showed it all ranks know.
     if (tensor->statistics.nonfinite && !fp8core_amax_is_nonfinite(tensor->statistics.amax))
       record->nonfinite = (uint32_t)(reducer->communicator->size - reducer->communicator->rank);
-    record->saturated_in_cast = tensor->statistics.saturated_in_cast;
+    // How much of it was cast before an infinity or a NaN was found is nobody's business.
+    if (!tensor->statistics.nonfinite) {
+      record->saturated_in_cast = tensor->statistics.saturated_in_cast;
+      record->flushed_to_zero = tensor->statistics.flushed_to_zero;
+    }
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
-    record->flushed_to_zero = tensor->statistics.flushed_to_zero;
     if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
     if (reducer->direct) {
       record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);

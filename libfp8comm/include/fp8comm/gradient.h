@@ -223,7 +223,8 @@ FP8COMM_API fp8core_status fp8comm_gradient_wait_bucket(fp8comm_gradient_reducer
 /** Waits for all buckets that were started, and sums up. \p result may be NULL. */
 FP8COMM_API fp8core_status fp8comm_gradient_wait(fp8comm_gradient_reducer *reducer, fp8comm_gradient_result *result);
 
-/** One tensor's last step, over all ranks. Counts are those of fp8core_cast_statistics, 0 with the baselines. */
+/** One tensor's last step, over all ranks. Counts are those of fp8core_cast_statistics, 0 with the baselines, and of
+ * ranks whose gradient held an infinity or a NaN. */
 typedef struct fp8comm_gradient_statistics {
   int64_t elements;
   /** Values that saturated when they were cast, of elements * ranks. */
