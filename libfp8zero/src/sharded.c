@@ -113,7 +113,7 @@ void fp8zero_sharded_destroy(fp8zero_sharded **sharded) {
 // --- Weights that come and go ---
 
 // With what libfp8comm begins each exchange between ranks; tests/zero compares with what the transport counts.
-#define HEADER_BYTES 32
+#define HEADER_BYTES 40
 
 static fp8core_status start_gather(fp8zero_sharded *sharded, fp8zero_part *part) {
   const uint64_t others = (uint64_t)(sharded->size - 1);
