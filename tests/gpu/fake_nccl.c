@@ -145,7 +145,7 @@ static int same(const operation *one, const operation *other) {
 
 // Every rank's operation of this place in the group at its head.
 static void carry_out(clique *of, int place) {
-  const operation *all[MOST_RANKS];
+  const operation *all[MOST_RANKS] = {NULL};
   for (int i = 0; i < of->size; i++) all[i] = &of->members[i]->groups->operations[place];
   const size_t element = size_of(all[0]->type), count = all[0]->count, bytes = count * element;
   const int size = of->size;
