@@ -273,8 +273,8 @@ static void fit_passes(run *now) {
   while (share % settings->pass_sequences != 0) settings->pass_sequences--;
 }
 
-static int check_ranks(run *now) {
-  fp8lm_train_settings *settings = &now->settings;
+static int check_ranks(const run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
   const int ranks = now->ranks.size;
   if (settings->data_parallel_size > 0 && settings->data_parallel_size != ranks)
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
@@ -286,7 +286,6 @@ static int check_ranks(run *now) {
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
                           "--global-batch-size is %" PRId64 ", expected a multiple of the number of ranks, %d",
                           settings->global_batch_size, ranks);
-  fit_passes(now);
   if (settings->global_batch_size % (settings->pass_sequences * ranks) != 0)
     return fp8lm_complain(FP8LM_EXIT_USAGE, PREFIX,
                           "--global-batch-size is %" PRId64 ", expected a multiple of --micro-batch-size times the "
@@ -343,11 +342,11 @@ static int begin(run *now) {
   int result;
   if (fp8lm_ranks_create(&now->ranks, 60.0 * settings->distributed_timeout_minutes) != FP8CORE_OK)
     return failed_alone();
+  fit_passes(now);
   // All find the same.
   result = leads(now) ? check_ranks(now) : FP8LM_EXIT_SUCCESS;
   result = share_result(now, result);
   if (result != FP8LM_EXIT_SUCCESS) return result;
-  fit_passes(now);
   result = compare_settings(now);
   if (result != FP8LM_EXIT_SUCCESS) return result;
   if (leads(now)) result = prepare_folder(now);

@@ -161,8 +161,8 @@ static fp8core_status write_model(const fp8lm_trainer *trainer, const fp8lm_chec
   fp8lm_checkpoint_file file = {.bytes = 0};
   float *inverses = calloc((size_t)trainer->parameter_count, sizeof(*inverses));
   fp8core_status status = inverses ? list_weights(trainer, &list, inverses) : out_of_memory("the scales of weights");
-  if (trainer->sharded) status = fp8lm_ranks_agree(trainer->ranks, status);
-  if (status == FP8CORE_OK && trainer->sharded && fp8lm_trainer_stage(trainer) == 3)
+  status = fp8lm_ranks_agree(trainer->ranks, status);
+  if (status == FP8CORE_OK && fp8lm_trainer_stage(trainer) == 3)
     status = write_gathered(trainer, writer, &list, &file);
   else if (status == FP8CORE_OK && trainer->ranks->rank == 0)
     status = write_list(writer, FP8LM_CHECKPOINT_MODEL, trainer->context, &list, &file);
@@ -203,10 +203,9 @@ static fp8core_status list_states(const fp8lm_trainer *trainer, tensor_list *lis
   return FP8CORE_OK;
 }
 
-static fp8core_status list_bytes(tensor_list *list, const char *name, const void *data, size_t bytes) {
+static void list_bytes(tensor_list *list, const char *name, const void *data, size_t bytes) {
   const int64_t count = (int64_t)bytes;
   list_add(list, FP8CORE_E4M3, 1, &count, data, name, "")->dtype = "U8";
-  return FP8CORE_OK;
 }
 
 // What is the same on every rank, and in rank 0's file.
@@ -218,15 +217,17 @@ static fp8core_status list_rest(const fp8lm_trainer *trainer, tensor_list *list,
   (void)list_add(list, FP8CORE_FP32, 1, &losses, trainer->losses, "trainer.losses", "");
   if (scaling) {
     TRY(fp8core_scaling_save(scaling, scaling_bytes, fp8core_scaling_saved_bytes(scaling)));
-    TRY(list_bytes(list, "model.scaling", scaling_bytes, fp8core_scaling_saved_bytes(scaling)));
+    list_bytes(list, "model.scaling", scaling_bytes, fp8core_scaling_saved_bytes(scaling));
   }
   if (!reducer) return FP8CORE_OK;
   TRY(fp8comm_gradient_save(reducer, reducer_bytes, fp8comm_gradient_saved_bytes(reducer)));
-  return list_bytes(list, REDUCER, reducer_bytes, fp8comm_gradient_saved_bytes(reducer));
+  list_bytes(list, REDUCER, reducer_bytes, fp8comm_gradient_saved_bytes(reducer));
+  return FP8CORE_OK;
 }
 
-static int writes_states(const fp8lm_trainer *trainer) {
-  return trainer->ranks->rank == 0 || fp8lm_trainer_stage(trainer) > 0;
+// How many files the states are divided into: one a rank, or rank 0's alone.
+static int state_files(const fp8lm_trainer *trainer) {
+  return fp8lm_trainer_stage(trainer) > 0 ? trainer->ranks->size : 1;
 }
 
 // This rank's file of states; no name where it has none.
@@ -236,8 +237,8 @@ static fp8core_status write_state(const fp8lm_trainer *trainer, const fp8lm_chec
   char name[FP8LM_CHECKPOINT_NAME_BYTES];
   const size_t count = (size_t)trainer->parameter_count;
   memset(file, 0, sizeof(*file));
-  if (!writes_states(trainer)) return FP8CORE_OK;
-  fp8lm_checkpoint_state_name(name, trainer->ranks->rank, fp8lm_trainer_stage(trainer) > 0 ? trainer->ranks->size : 1);
+  if (trainer->ranks->rank >= state_files(trainer)) return FP8CORE_OK;
+  fp8lm_checkpoint_state_name(name, trainer->ranks->rank, state_files(trainer));
   parameter_scales *kept = calloc(count, sizeof(*kept));
   unsigned char *scaling = malloc(fp8core_scaling_saved_bytes(fp8gpt_model_scaling(trainer->model)) + 1);
   unsigned char *reducer = malloc(fp8comm_gradient_saved_bytes(fp8zero_sharded_reducer(trainer->sharded)) + 1);
@@ -265,7 +266,7 @@ static fp8core_status collect_states(const fp8lm_trainer *trainer, const fp8lm_c
   for (int rank = 0; rank < ranks && status == FP8CORE_OK && trainer->ranks->rank == 0; rank++) {
     fp8lm_checkpoint_file file = {.bytes = (uint64_t)all[2 * rank], .crc32 = (uint32_t)all[2 * rank + 1]};
     if (all[2 * rank] < 0) continue;
-    fp8lm_checkpoint_state_name(file.name, rank, fp8lm_trainer_stage(trainer) > 0 ? ranks : 1);
+    fp8lm_checkpoint_state_name(file.name, rank, state_files(trainer));
     status = fp8lm_checkpoint_index_add(index, &file);
   }
   free(all);
