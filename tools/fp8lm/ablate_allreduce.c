@@ -13,14 +13,9 @@
 #include "replacement.h"
 #include "simulated_ranks.h"
 #include "trainer.h"
+#include "try.h"
 
 #define PREFIX "fp8lm ablate allreduce"
-
-#define TRY(call)                                                                                                      \
-  do {                                                                                                                 \
-    const fp8core_status try_status = (call);                                                                          \
-    if (try_status != FP8CORE_OK) return try_status;                                                                   \
-  } while (0)
 
 typedef struct own_settings {
   int64_t ranks;

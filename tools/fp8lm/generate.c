@@ -9,6 +9,7 @@
 #include "sampler.h"
 #include "tokenizer.h"
 #include "trainer.h"
+#include "try.h"
 
 #define PREFIX "fp8lm generate"
 
@@ -136,12 +137,6 @@ typedef struct generator {
   size_t begin;
   float *logits;
 } generator;
-
-#define TRY(call)                                                                                                      \
-  do {                                                                                                                 \
-    const fp8core_status try_status = (call);                                                                          \
-    if (try_status != FP8CORE_OK) return try_status;                                                                   \
-  } while (0)
 
 static fp8core_status open_tokenizer(const generate_settings *settings, generator *state) {
   char vocab[PATH_MAX];

@@ -8,12 +8,7 @@
 
 #include "checksum.h"
 #include "fp8comm/collectives.h"
-
-#define TRY(call)                                                                                                      \
-  do {                                                                                                                 \
-    const fp8core_status try_status = (call);                                                                          \
-    if (try_status != FP8CORE_OK) return try_status;                                                                   \
-  } while (0)
+#include "try.h"
 
 #define MESSAGE_BYTES 400
 

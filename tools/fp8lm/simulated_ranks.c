@@ -12,12 +12,7 @@
 #include <unistd.h>
 
 #include "parallel.h"
-
-#define TRY(call)                                                                                                      \
-  do {                                                                                                                 \
-    const fp8core_status try_status = (call);                                                                          \
-    if (try_status != FP8CORE_OK) return try_status;                                                                   \
-  } while (0)
+#include "try.h"
 
 // Tensors begin at multiples of it in memory.
 #define ALIGNMENT 64

@@ -9,12 +9,7 @@
 #include "machine.h"
 #include "parallel.h"
 #include "tokenizer.h"
-
-#define TRY(call)                                                                                                      \
-  do {                                                                                                                 \
-    const fp8core_status try_status = (call);                                                                          \
-    if (try_status != FP8CORE_OK) return try_status;                                                                   \
-  } while (0)
+#include "try.h"
 
 static fp8core_status out_of_memory(const char *what) {
   return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %s", what);
@@ -58,14 +53,11 @@ static fp8core_status create_sharded(fp8lm_trainer *trainer) {
     fp8gpt_parameter parameter;
     status = fp8gpt_model_parameter(trainer->model, i, &parameter);
     if (status != FP8CORE_OK) break;
-    parameters[i].name = parameter.name;
+    parameters[i] = fp8zero_parameter_create(parameter.name, parameter.shape[0], parameter.shape[1], parameter.part);
     parameters[i].dimensions = parameter.dimensions;
-    parameters[i].shape[0] = parameter.shape[0];
-    parameters[i].shape[1] = parameter.shape[1];
     parameters[i].group = parameter.decay ? 0 : 1;
     parameters[i].weight_dtype = parameter.weight.dtype;
     parameters[i].gradient_dtype = parameter.gradient.dtype;
-    parameters[i].part = parameter.part;
   }
   fp8zero_sharded_options options = fp8zero_sharded_options_default();
   options.stage = fp8lm_train_zero_stage(settings);

@@ -10,12 +10,7 @@
 #include "input.h"
 #include "tensor_file.h"
 #include "trainer.h"
-
-#define TRY(call)                                                                                                      \
-  do {                                                                                                                 \
-    const fp8core_status try_status = (call);                                                                          \
-    if (try_status != FP8CORE_OK) return try_status;                                                                   \
-  } while (0)
+#include "try.h"
 
 #define corrupt(...) fp8core_set_last_error(FP8CORE_ERROR_CORRUPT_DATA, __VA_ARGS__)
 
