@@ -87,24 +87,11 @@ static void check_load(int number, const uint8_t *data, size_t size) {
   free(saved);
 }
 
-static uint32_t crc32_of(const uint8_t *bytes, size_t count) {
-  uint32_t crc = UINT32_MAX;
-  for (size_t i = 0; i < count; i++) {
-    crc ^= bytes[i];
-    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? UINT32_C(0xEDB88320) : 0);
-  }
-  return ~crc;
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   prepare();
   for (int i = 0; i < STATES; i++) check_load(i, data, size);
   if (size < 4) return 0;
-  uint8_t *repaired = malloc(size);
-  FUZZ_CHECK(repaired);
-  memcpy(repaired, data, size);
-  const uint32_t crc = crc32_of(data, size - 4);
-  for (int i = 0; i < 4; i++) repaired[size - 4 + (size_t)i] = (uint8_t)(crc >> (8 * i));
+  uint8_t *repaired = fuzz_with_checksum(data, size);
   for (int i = 0; i < STATES; i++) check_load(i, repaired, size);
   free(repaired);
   return 0;
