@@ -322,7 +322,7 @@ const char *fp8comm_communicator_transport(const fp8comm_communicator *communica
 uint64_t fp8comm_communicator_bytes_sent(const fp8comm_communicator *communicator) {
   if (!communicator) return 0;
   const fp8comm_endpoint *endpoint = communicator->shared->endpoint;
-  return endpoint->transport->bytes_sent(endpoint);
+  return endpoint->transport->bytes_sent(endpoint) + communicator->shared->bytes_in_place;
 }
 
 fp8core_status fp8comm_communicator_set_timeout(fp8comm_communicator *communicator, double seconds) {

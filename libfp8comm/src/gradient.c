@@ -66,8 +66,10 @@ typedef struct gradient_slot {
   gradient_bucket *bucket;
   uint64_t ticket;
   unsigned char *memory;
-  // The bucket as it travels; then the mean.
+  // The bucket as it travels; then the mean. Where ranks read each other's, in the window, `window_offset` bytes from
+  // its beginning, and of the mean this rank's part only.
   unsigned char *codes;
+  size_t window_offset;
   // Of this rank's part, one of the two: what the other ranks contributed, each `stride` elements behind the one
   // before, and where all contributions are, this rank's first; or the sum, in FP32.
   unsigned char *received;
@@ -135,6 +137,8 @@ struct fp8comm_gradient_reducer {
   // Whether codes stay on the GPU: NCCL exchanges them, a kernel adds them up.
   int direct;
   uint64_t digest;
+  // Where the slots' codes are, if ranks read each other's; else NULL.
+  fp8comm_window *window;
   // A bucket has failed, and the communicator with it.
   int failed;
   // Of the step in progress.
@@ -171,6 +175,13 @@ static size_t own_count(const gradient_slot *slot) {
 
 static unsigned char *code_at(const gradient_slot *slot, size_t element) {
   return slot->codes + element * slot->reducer->element;
+}
+
+// The mean, wherever it is.
+static const unsigned char *mean_at(const gradient_slot *slot, size_t element) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  if (!reducer->window || reducer->owned) return code_at(slot, element);
+  return reducer->window->ranks[element / slot->bucket->parts.part] + slot->window_offset + element * reducer->element;
 }
 
 static unsigned char *device_code_at(const gradient_slot *slot, size_t element) {
@@ -1089,10 +1100,10 @@ static fp8core_status write_mean(const gradient_slot *slot, fp8comm_gradient_ten
   return FP8CORE_OK;
 }
 
-// The same of the codes from element `from` of the bucket on.
+// The same of the codes from element `from` of the bucket on, in one rank's part.
 static fp8core_status write_codes(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t from,
                                   size_t elements) {
-  return write_mean(slot, tensor, from - tensor->offset, elements, code_at(slot, from), slot->reducer->wire,
+  return write_mean(slot, tensor, from - tensor->offset, elements, mean_at(slot, from), slot->reducer->wire,
                     &tensor->mean_scale_inverse);
 }
 
@@ -1204,6 +1215,7 @@ static void build(gradient_slot *slot) {
     fp8comm_add_call(request, quantised, slot);
   }
   if (reducer->keeps) {
+    // The exchange of amaxes has shown that every rank is done with what was in the slot.
     fp8comm_build_contributions(request, &slot->sum_rule, parts, slot->codes, slot->received, slot->stride);
   } else {
     fp8comm_build_reduce_scatter(request, &slot->sum_rule, parts, slot->codes,
@@ -1226,7 +1238,7 @@ static void build(gradient_slot *slot) {
   } else if (reducer->owned) {
     fp8comm_add_call(request, deliver, slot);
   } else {
-    fp8comm_build_all_gather_in_pieces(request, &slot->unpack_rule, parts, slot->codes);
+    fp8comm_build_all_gather_in_pieces(request, &slot->unpack_rule, parts, reducer->window ? NULL : slot->codes);
   }
 }
 
@@ -1274,6 +1286,7 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   options->bucket_of = given->bucket_of;
   options->inputs_have_amax = given->inputs_have_amax != 0;
   options->error_feedback = given->error_feedback != 0;
+  options->in_place = given->in_place != 0;
   if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
     return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
   if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
@@ -1331,6 +1344,7 @@ static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
                           options->buckets_in_flight,
                           options->measure_snr,
                           options->error_feedback,
+                          options->in_place,
                           reducer->owned};
   const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
                             options->mu_initial,           options->mu_min,  options->mu_max,
@@ -1474,8 +1488,10 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
   const int sums =
     (!reducer->keeps || (reducer->cuda && reducer->owned)) && reducer->options.algorithm != FP8COMM_NATIVE;
   const size_t ranks = (size_t)communicator->size;
-  slot->codes = place(memory, &used, elements * reducer->element);
-  slot->received = place(memory, &used, reducer->keeps ? (ranks - 1) * kept_stride(part) : 0);
+  const int messages = !reducer->window;
+  slot->codes = messages ? place(memory, &used, elements * reducer->element) : reducer->window->own + slot->window_offset;
+  slot->received =
+    messages && reducer->keeps ? place(memory, &used, (ranks - 1) * kept_stride(part)) : NULL;
   slot->sources = place(memory, &used, reducer->keeps ? ranks * sizeof(*slot->sources) : 0);
   slot->sum = place(memory, &used, sums ? part * sizeof(float) : 0);
   slot->chunk = place(memory, &used, (reducer->keeps && reducer->owned ? OWNER_CHUNK : CHUNK) * sizeof(float));
@@ -1519,6 +1535,22 @@ static fp8core_status make_slot_on_device(fp8comm_gradient_reducer *reducer, gra
   return FP8CORE_OK;
 }
 
+// Bytes of a slot's codes in the window.
+static size_t window_bytes(const fp8comm_gradient_reducer *reducer) {
+  size_t elements, part;
+  largest(reducer, &elements, &part);
+  return (elements * reducer->element + 63) / 64 * 64;
+}
+
+static fp8core_status make_window(fp8comm_gradient_reducer *reducer) {
+  const size_t bytes = (size_t)reducer->slot_count * window_bytes(reducer);
+  if (!reducer->keeps || reducer->cuda || !reducer->options.in_place || reducer->communicator->size == 1)
+    return FP8CORE_OK;
+  FP8COMM_TRY(fp8comm_window_create(reducer->communicator, bytes, &reducer->window));
+  if (reducer->window) reducer->memory_bytes += bytes;
+  return FP8CORE_OK;
+}
+
 static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot *slot) {
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_reducer wide = {reducer->element, sizeof(float), wide_first, wide_add, NULL, slot};
@@ -1530,6 +1562,7 @@ static fp8core_status make_slot(fp8comm_gradient_reducer *reducer, gradient_slot
   slot->sum_rule = native ? narrow : reducer->keeps ? kept : wide;
   slot->exact_rule = exact;
   slot->unpack_rule = unpacks;
+  slot->window_offset = reducer->window ? (size_t)(slot - reducer->slots) * window_bytes(reducer) : 0;
   const size_t bytes = lay_out(reducer, slot, NULL);
   if (reducer->cuda) {
     void *memory;
@@ -1632,7 +1665,6 @@ static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *ele
     (size_t)reducer->slot_count * sizeof(*reducer->slots);
   if (reducer->scaled && reducer->options.error_feedback) FP8COMM_TRY(make_lost(reducer));
   reducer->memory_bytes += reducer->lost_bytes;
-  for (int i = 0; i < reducer->slot_count; i++) FP8COMM_TRY(make_slot(reducer, &reducer->slots[i]));
   reducer->digest = digest_of(reducer);
   return FP8CORE_OK;
 }
@@ -1715,6 +1747,10 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   // The caller's, for this call only.
   made->options.owners = made->options.bucket_of = NULL;
   if (status == FP8CORE_OK) status = agree(made);
+  if (status == FP8CORE_OK) status = make_window(made);
+  for (int i = 0; i < made->slot_count && status == FP8CORE_OK; i++) status = make_slot(made, &made->slots[i]);
+  // None goes on, and none begins a step, before all have what they need.
+  if (status == FP8CORE_OK) status = agree(made);
   if (status == FP8CORE_OK) {
     *reducer = made;
   } else {
@@ -1731,6 +1767,7 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
     fp8comm_request_discard(&gone->slots[i].request);
     free_slot(gone, &gone->slots[i]);
   }
+  fp8comm_window_destroy(gone->communicator, &gone->window);
   free_on_device(gone);
   free(gone->slots);
   free(gone->lost);
@@ -1816,13 +1853,6 @@ static gradient_slot *oldest(const fp8comm_gradient_reducer *reducer) {
   return found;
 }
 
-static gradient_slot *idle(const fp8comm_gradient_reducer *reducer) {
-  for (int i = 0; i < reducer->slot_count; i++) {
-    if (!reducer->slots[i].request) return &reducer->slots[i];
-  }
-  return NULL;
-}
-
 static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucket *bucket, const fp8core_tensor *inputs,
                          fp8core_tensor *outputs) {
   for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
@@ -1863,14 +1893,19 @@ static fp8core_status note(fp8comm_gradient_reducer *reducer, fp8core_status sta
   return status;
 }
 
+// What the rank `distance` before this one contributes to this rank's part.
+static const unsigned char *contribution_in_window(const gradient_slot *slot, int distance) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  const int size = reducer->communicator->size, from = (reducer->communicator->rank + size - distance) % size;
+  return reducer->window->ranks[from] + slot->window_offset + own_begin(slot) * reducer->element;
+}
+
 static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, const fp8core_tensor *inputs,
                             fp8core_tensor *outputs) {
   gradient_bucket *bucket = &reducer->buckets[index];
-  gradient_slot *slot = idle(reducer);
-  if (!slot) {
-    slot = oldest(reducer);
-    FP8COMM_TRY(note(reducer, fp8comm_request_wait(&slot->request)));
-  }
+  // In turns, so that a bucket is in the same slot on every rank.
+  gradient_slot *slot = &reducer->slots[reducer->tickets % (uint64_t)reducer->slot_count];
+  if (slot->request) FP8COMM_TRY(note(reducer, fp8comm_request_wait(&slot->request)));
   if (!reducer->in_progress) {
     reducer->in_progress = 1;
     reducer->bytes_before = fp8comm_communicator_bytes_sent(reducer->communicator);
@@ -1886,7 +1921,8 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
     slot->stride = kept_stride(own_count(slot));
     slot->sources[0] = code_at(slot, own_begin(slot));
     for (int i = 1; i < reducer->communicator->size; i++)
-      slot->sources[i] = slot->received + (size_t)(i - 1) * slot->stride;
+      slot->sources[i] = reducer->window ? contribution_in_window(slot, i)
+                                         : slot->received + (size_t)(i - 1) * slot->stride;
   }
   slot->ticket = reducer->tickets++;
   bucket->started = 1;

@@ -29,6 +29,8 @@ typedef struct fp8comm_shared {
   char failure_text[FP8COMM_MESSAGE_BYTES];
   // Requests in flight, of all communicators.
   fp8comm_request *active;
+  // What other ranks have been told to read in place.
+  uint64_t bytes_in_place;
   // One a rank of the endpoint: whether it has answered the question of a call that waits in vain.
   unsigned char *answered;
   // device.h; NULL as long as no communicator here was given a device.
@@ -147,6 +149,7 @@ typedef struct fp8comm_step {
   void *destination;
   // Bytes of messages and copies, elements of reductions.
   size_t count;
+  // Of a message without bytes: those that the other rank reads in place.
   size_t offset;
   const fp8comm_reducer *reducer;
   fp8comm_call call;
@@ -245,6 +248,8 @@ fp8core_status fp8comm_request_scratch(fp8comm_request *request, size_t bytes);
 // Adding steps; what fails is told by fp8comm_request_start().
 void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size_t bytes);
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes);
+// A message without bytes: from then on the peer may read `bytes` bytes of this rank's window.
+void fp8comm_add_notice(fp8comm_request *request, int peer, size_t bytes);
 // Waits for all messages added so far, or for the first `messages` (of message_count) only.
 void fp8comm_add_wait(fp8comm_request *request);
 void fp8comm_add_wait_for(fp8comm_request *request, size_t messages);
@@ -284,10 +289,11 @@ void fp8comm_build_reduce_scatter(fp8comm_request *request, const fp8comm_reduce
 // The contributions to this rank's part, without its own: that of rank - 1 into `received`, that of rank - 2 `stride`
 // elements behind it, and so on round. first() is called for each piece of `source` before it is sent or needed, add()
 // for each piece of the part of which all are there; with nothing but the piece's place in `source`, or in the part.
+// `received` NULL: `source` lies in a window, and the pieces stay there.
 void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer *reducer, const fp8comm_parts *parts,
                                  const void *source, void *received, size_t stride);
 // An all-gather in pieces; last() is called for each as soon as it is there, beginning with this rank's own part, with
-// nothing but its place in `data`.
+// nothing but its place in `data`. `data` NULL: every rank's own part lies in its window, and stays there.
 void fp8comm_build_all_gather_in_pieces(fp8comm_request *request, const fp8comm_reducer *reducer,
                                         const fp8comm_parts *parts, void *data);
 // Every rank's part of `data`, of which each has its own.
@@ -298,6 +304,20 @@ void fp8comm_build_small_all_reduce(fp8comm_request *request, const fp8comm_redu
 // Ends when every rank has begun it.
 void fp8comm_build_barrier(fp8comm_request *request);
 int fp8comm_all_reduce_is_small(const fp8comm_communicator *communicator, size_t count, size_t element);
+
+// window.c: memory of every rank of a communicator that all of them read in place. A rank that has been told by a message
+// (fp8comm_add_notice()) sees what was written before it.
+typedef struct fp8comm_window {
+  unsigned char *own;
+  // One a rank, this one's among them.
+  const unsigned char **ranks;
+  // The same, of the transport's.
+  fp8comm_segment **segments;
+} fp8comm_window;
+// Blocking, collective. *window NULL on success: some two ranks are not on one machine, or the transport has none.
+fp8core_status fp8comm_window_create(fp8comm_communicator *communicator, size_t bytes, fp8comm_window **window);
+// Other ranks may still read theirs.
+void fp8comm_window_destroy(fp8comm_communicator *communicator, fp8comm_window **window);
 
 // collectives.c: a collective on host memory, as steps of a request. Bytes of scratch that it needs, and the steps;
 // `collective->reducer` and `counts` are read here only, the request's own reducer is theirs.

@@ -1,5 +1,6 @@
 // Requests: schedules carried out step by step, what ranks must agree on, and how calls end that get no further.
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -355,6 +356,14 @@ void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t 
   request->message_count++;
 }
 
+void fp8comm_add_notice(fp8comm_request *request, int peer, size_t bytes) {
+  fp8comm_step *step = new_step(request, FP8COMM_STEP_SEND);
+  if (!step) return;
+  step->peer = peer;
+  step->offset = bytes;
+  request->message_count++;
+}
+
 void fp8comm_add_wait_for(fp8comm_request *request, size_t messages) {
   fp8comm_step *step = new_step(request, FP8COMM_STEP_WAIT);
   if (step) step->count = messages;
@@ -422,6 +431,11 @@ static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *st
   }
   fp8comm_pending *pending = &request->pending[request->pending_count];
   pending->index = request->posted++;
+  if (step->kind == FP8COMM_STEP_SEND && step->offset > 0) {
+    request->communicator->shared->bytes_in_place += step->offset;
+    // Stores past the caches are in no order by themselves.
+    atomic_thread_fence(memory_order_seq_cst);
+  }
   FP8COMM_TRY(post(request, step->peer, step->kind == FP8COMM_STEP_SEND, request->data_tag, step->source,
                    step->destination, step->count, pending));
   if (pending->operation) request->pending_count++;

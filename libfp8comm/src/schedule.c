@@ -127,16 +127,22 @@ void fp8comm_build_contributions(fp8comm_request *request, const fp8comm_reducer
     for (int distance = 1; distance < communicator->size; distance++) {
       const int to = distant(communicator, distance), from = distant(communicator, -distance);
       const size_t theirs = fp8comm_part_count(parts, to), begin = fp8comm_part_begin(parts, to);
-      if (offset < own)
+      if (offset < own && received) {
         fp8comm_add_receive(request, from,
                             (unsigned char *)received + ((size_t)(distance - 1) * stride + offset) * element,
                             minimum(piece, own - offset) * element);
+      } else if (offset < own) {
+        fp8comm_add_receive(request, from, NULL, 0);
+      }
       if (offset < theirs)
         fp8comm_add_reduction(request, FP8COMM_STEP_FIRST, reducer, NULL, NULL, begin + offset,
                               minimum(piece, theirs - offset));
-      if (offset < theirs)
+      if (offset < theirs && received) {
         fp8comm_add_send(request, to, (const unsigned char *)source + (begin + offset) * element,
                          minimum(piece, theirs - offset) * element);
+      } else if (offset < theirs) {
+        fp8comm_add_notice(request, to, minimum(piece, theirs - offset) * element);
+      }
     }
     mark(&window, request, i);
   }
@@ -172,11 +178,17 @@ void fp8comm_build_all_gather_in_pieces(fp8comm_request *request, const fp8comm_
     for (int distance = 1; i < rounds && distance < communicator->size; distance++) {
       const int to = distant(communicator, distance), from = distant(communicator, -distance);
       const size_t theirs = fp8comm_part_count(parts, from), begin = fp8comm_part_begin(parts, from);
-      if (offset < theirs)
+      if (offset < theirs && bytes) {
         fp8comm_add_receive(request, from, bytes + (begin + offset) * element,
                             minimum(piece, theirs - offset) * element);
-      if (offset < own)
+      } else if (offset < theirs) {
+        fp8comm_add_receive(request, from, NULL, 0);
+      }
+      if (offset < own && bytes) {
         fp8comm_add_send(request, to, bytes + (own_begin + offset) * element, minimum(piece, own - offset) * element);
+      } else if (offset < own) {
+        fp8comm_add_notice(request, to, minimum(piece, own - offset) * element);
+      }
     }
     if (i < rounds) mark(&window, request, i);
     // This rank's own part while the first pieces travel.

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "internal.h"
+
 // Messages up to this size are copied when they are sent, so that the sender need not wait for the receiver.
 #define EAGER_BYTES 4096
 
@@ -31,6 +33,12 @@ struct fp8comm_operation {
 };
 
 typedef enum { WAITING, COPYING, DONE, WRONG_SIZE, PEER_LEFT } operation_state;
+
+// Freed by the last that holds it.
+struct fp8comm_segment {
+  _Atomic int holds;
+  void *memory;
+};
 
 typedef struct queue {
   fp8comm_operation *first;
@@ -351,6 +359,44 @@ static uint64_t threads_bytes_sent(const fp8comm_endpoint *endpoint) {
   return ((const threads_endpoint *)endpoint)->bytes_sent;
 }
 
+static fp8core_status threads_share(fp8comm_endpoint *endpoint, size_t bytes, fp8comm_segment **segment, void **address,
+                                    fp8comm_segment_name *name) {
+  (void)endpoint;
+  fp8comm_segment *made = calloc(1, sizeof(*made));
+  *segment = NULL;
+  if (made) made->memory = fp8comm_allocate(bytes);
+  if (!made || !made->memory) {
+    free(made);
+    return no_memory(bytes);
+  }
+  atomic_store(&made->holds, 1);
+  memset(name, 0, sizeof(*name));
+  name->length = sizeof(made);
+  memcpy(name->bytes, &made, sizeof(made));
+  *address = made->memory;
+  *segment = made;
+  return FP8CORE_OK;
+}
+
+// The owner keeps its hold until all have theirs, or have said that they will not.
+static fp8core_status threads_attach(fp8comm_endpoint *endpoint, int peer, const fp8comm_segment_name *name,
+                                     fp8comm_segment **segment, const void **address) {
+  (void)endpoint, (void)peer;
+  memcpy(segment, name->bytes, sizeof(*segment));
+  (void)atomic_fetch_add(&(*segment)->holds, 1);
+  *address = (*segment)->memory;
+  return FP8CORE_OK;
+}
+
+static void threads_detach(fp8comm_endpoint *endpoint, fp8comm_segment **segment) {
+  fp8comm_segment *gone = *segment;
+  (void)endpoint;
+  *segment = NULL;
+  if (atomic_fetch_sub(&gone->holds, 1) != 1) return;
+  free(gone->memory);
+  free(gone);
+}
+
 static void threads_destroy(fp8comm_endpoint *endpoint) {
   threads_endpoint *self = of(endpoint);
   fp8comm_hub *hub = self->hub;
@@ -401,6 +447,9 @@ static const fp8comm_transport threads_transport = {
   .wait = threads_wait,
   .is_gone = threads_is_gone,
   .bytes_sent = threads_bytes_sent,
+  .share = threads_share,
+  .attach = threads_attach,
+  .detach = threads_detach,
 };
 
 fp8core_status fp8comm_hub_endpoint(fp8comm_hub *hub, const fp8comm_endpoint_options *options,

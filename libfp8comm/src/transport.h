@@ -40,6 +40,15 @@ typedef struct fp8comm_transport fp8comm_transport;
 typedef struct fp8comm_endpoint fp8comm_endpoint;
 // A send or receive in flight, of the transport's.
 typedef struct fp8comm_operation fp8comm_operation;
+// Memory of one rank that others of its machine read in place: the owner's hold on it, or a reader's.
+typedef struct fp8comm_segment fp8comm_segment;
+
+// What a rank needs to know of another's segment, as bytes of the transport's.
+typedef struct fp8comm_segment_name {
+  uint64_t address;
+  uint32_t length;
+  unsigned char bytes[244];
+} fp8comm_segment_name;
 
 // A message beside all tags, delivered by progress() to the peer's callback: aborts, and who is still there.
 // Transports carry it as bytes; ranks are of one byte order (the communicator checks at creation).
@@ -100,6 +109,16 @@ struct fp8comm_transport {
   int (*is_gone)(const fp8comm_endpoint *endpoint, int peer);
   // Payload bytes of all sends that were started, headers of the transport and control messages left out.
   uint64_t (*bytes_sent)(const fp8comm_endpoint *endpoint);
+  // The three that follow are NULL where the transport has no such memory. Makes `bytes` bytes that peers can read; at
+  // a multiple of 64. What was written before a send is read by a peer that has received the message.
+  fp8core_status (*share)(fp8comm_endpoint *endpoint, size_t bytes, fp8comm_segment **segment, void **address,
+                          fp8comm_segment_name *name);
+  // A reader's hold on a peer's segment. Fails where the two are not on one machine, or kept apart there. The memory
+  // stays readable until the hold ends, whatever becomes of the peer.
+  fp8core_status (*attach)(fp8comm_endpoint *endpoint, int peer, const fp8comm_segment_name *name,
+                           fp8comm_segment **segment, const void **address);
+  // Ends either hold, before destroy().
+  void (*detach)(fp8comm_endpoint *endpoint, fp8comm_segment **segment);
 };
 
 // How each transport's endpoint begins.

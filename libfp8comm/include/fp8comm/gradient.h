@@ -107,10 +107,14 @@ typedef struct fp8comm_gradient_options {
    * are measured. Of the FP8 algorithms; FP8CORE_ERROR_NOT_SUPPORTED on CUDA. Slower: values are gone through
    * several times. */
   int error_feedback;
+  /** Non-zero: where all ranks are on one machine and the transport can ("ucx" over shared memory), two-shot leaves
+   * codes where the rank that made them has put them, in memory that all of them read, and sends word instead. The
+   * bytes count as sent all the same. 0: everything travels in messages. Results do not depend on it. */
+  int in_place;
 } fp8comm_gradient_options;
 
 /** Two-shot, auto, E4M3, buckets of 25 MiB, two in flight; the paper's constants: a threshold of 0.001 %, halving,
- * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners, amaxes measured, no error feedback. */
+ * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners, amaxes measured, no error feedback; in place. */
 static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   fp8comm_gradient_options options;
   options.size = sizeof(options);
@@ -130,6 +134,7 @@ static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   options.bucket_of = NULL;
   options.inputs_have_amax = 0;
   options.error_feedback = 0;
+  options.in_place = 1;
   return options;
 }
 

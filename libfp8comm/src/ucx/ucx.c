@@ -97,6 +97,12 @@ struct fp8comm_operation {
   fp8comm_operation **offer_link;
 };
 
+// One of the two: what this rank shares, or what a peer does.
+struct fp8comm_segment {
+  ucp_mem_h own;
+  ucp_rkey_h theirs;
+};
+
 // A control message, or a goodbye, on its way out.
 typedef struct outgoing {
   struct outgoing *next;
@@ -678,6 +684,81 @@ static uint64_t ucx_bytes_sent(const fp8comm_endpoint *endpoint) {
   return ((const ucx_endpoint *)endpoint)->bytes_sent;
 }
 
+// ---- Segments
+
+// UCX's own: System V or POSIX shared memory, without a name that could outlive the process.
+static fp8core_status ucx_share(fp8comm_endpoint *endpoint, size_t bytes, fp8comm_segment **segment, void **address,
+                                fp8comm_segment_name *name) {
+  ucx_endpoint *const ucx = (ucx_endpoint *)endpoint;
+  fp8comm_segment *const made = calloc(1, sizeof(*made));
+  *segment = NULL;
+  if (!made) return no_memory();
+  const ucp_mem_map_params_t parameters = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+                                           .length = bytes > 0 ? bytes : 1,
+                                           .flags = UCP_MEM_MAP_ALLOCATE};
+  ucs_status_t status = ucp_mem_map(ucx->context, &parameters, &made->own);
+  if (status != UCS_OK) {
+    free(made);
+    return ucx_failed("ucp_mem_map()", status);
+  }
+  ucp_mem_attr_t found = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
+  void *packed = NULL;
+  size_t length = 0;
+  status = ucp_mem_query(made->own, &found);
+  if (status == UCS_OK) status = ucp_rkey_pack(ucx->context, made->own, &packed, &length);
+  memset(name, 0, sizeof(*name));
+  if (status == UCS_OK && length <= sizeof(name->bytes)) {
+    name->address = (uint64_t)(uintptr_t)found.address;
+    name->length = (uint32_t)length;
+    memcpy(name->bytes, packed, length);
+  }
+  if (packed) ucp_rkey_buffer_release(packed);
+  if (name->length == 0) {
+    (void)ucp_mem_unmap(ucx->context, made->own);
+    free(made);
+    return status == UCS_OK ? fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
+                                                     "UCX: a key of memory has %zu bytes, expected at most %zu", length,
+                                                     sizeof(name->bytes))
+                            : ucx_failed("ucp_rkey_pack()", status);
+  }
+  *address = found.address;
+  *segment = made;
+  return FP8CORE_OK;
+}
+
+static fp8core_status ucx_attach(fp8comm_endpoint *endpoint, int peer, const fp8comm_segment_name *name,
+                                 fp8comm_segment **segment, const void **address) {
+  ucx_endpoint *const ucx = (ucx_endpoint *)endpoint;
+  *segment = NULL;
+  // UCX believes the bytes.
+  if (name->length == 0 || name->length > sizeof(name->bytes))
+    return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d has sent a malformed name of memory", peer);
+  FP8COMM_TRY(connect_peer(ucx, peer));
+  fp8comm_segment *const made = calloc(1, sizeof(*made));
+  if (!made) return no_memory();
+  void *local = NULL;
+  ucs_status_t status = ucp_ep_rkey_unpack(ucx->peers[peer].ep, name->bytes, &made->theirs);
+  if (status == UCS_OK) {
+    status = ucp_rkey_ptr(made->theirs, name->address, &local);
+    if (status != UCS_OK) ucp_rkey_destroy(made->theirs);
+  }
+  if (status != UCS_OK) {
+    free(made);
+    return ucx_failed("ucp_rkey_ptr()", status);
+  }
+  *address = local;
+  *segment = made;
+  return FP8CORE_OK;
+}
+
+static void ucx_detach(fp8comm_endpoint *endpoint, fp8comm_segment **segment) {
+  fp8comm_segment *const gone = *segment;
+  *segment = NULL;
+  if (gone->theirs) ucp_rkey_destroy(gone->theirs);
+  if (gone->own) (void)ucp_mem_unmap(((ucx_endpoint *)endpoint)->context, gone->own);
+  free(gone);
+}
+
 // ---- Creation and its end
 
 // Waits, no longer than a moment, until everything sent has left, but not for peers that are gone: what is still on its
@@ -958,4 +1039,7 @@ const fp8comm_transport fp8comm_ucx_transport = {
   .wait = ucx_wait,
   .is_gone = ucx_is_gone,
   .bytes_sent = ucx_bytes_sent,
+  .share = ucx_share,
+  .attach = ucx_attach,
+  .detach = ucx_detach,
 };
