@@ -38,6 +38,9 @@ typedef struct counts_record {
   uint64_t saturated_in_cast;
   uint64_t saturated_in_sum;
   uint64_t flushed_to_zero;
+  // Of the gradient, where the cast went by what was expected: FP32 bits.
+  uint32_t input_amax;
+  uint32_t unused;
 } counts_record;
 
 typedef struct squares_record {
@@ -65,6 +68,10 @@ typedef struct gradient_slot {
   fp8comm_request *request;
   gradient_bucket *bucket;
   uint64_t ticket;
+  // Codes and means are made with the scales expected, before anybody knows amaxes.
+  int expects;
+  // How often contributions were exchanged.
+  int exchanges;
   unsigned char *memory;
   // The bucket as it travels; then the mean. Where ranks read each other's, in the window, `window_offset` bytes from
   // its beginning, and of the mean this rank's part only.
@@ -112,6 +119,8 @@ struct fp8comm_gradient_reducer {
   int scaled;
   // Whether contributions are kept until the scale of the mean is known, rather than added up as they come.
   int keeps;
+  // Whether scales are tried before amaxes are known.
+  int tries;
   int64_t tensor_count;
   fp8comm_gradient_tensor *tensors;
   // The tensors of each bucket by their offset.
@@ -163,6 +172,11 @@ static fp8comm_gradient_tensor *tensor_in_order(const gradient_slot *slot, int64
 // Whether this rank gets the tensor's mean.
 static int is_for(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
   return tensor->owner < 0 || tensor->owner == reducer->communicator->rank;
+}
+
+// Whether the tensor's mean is rounded to what travels, or would: an owner writes other formats from the sum.
+static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
 }
 
 static size_t own_begin(const gradient_slot *slot) {
@@ -300,7 +314,12 @@ static fp8comm_sum contributions(const gradient_slot *slot) {
   return sum;
 }
 
-// Contributions that are kept: of a piece of the part of which all are there, the largest sums.
+static float expected_mean_scale(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  return fp8core_scale_rule(slot->reducer->wire, fp8comm_expected_amax_rule(tensor->last_mean_amax), 0, 0, 1.0f);
+}
+
+// Contributions that are kept: of a piece of the part of which all are there, the largest sums; and the mean, where its
+// scale is tried.
 static fp8core_status measure_sums(void *data, void *sum, const void *in, size_t offset, size_t count) {
   const gradient_slot *slot = data;
   const size_t begin = own_begin(slot) + offset, end = begin + count;
@@ -311,8 +330,13 @@ static fp8core_status measure_sums(void *data, void *sum, const void *in, size_t
     if (tensor->offset >= end) break;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
-    const uint32_t largest = fp8comm_sum_largest(slot->reducer->context, &all, from - own_begin(slot), elements);
-    if (largest > tensor->largest_sum) tensor->largest_sum = largest;
+    const size_t at = from - own_begin(slot);
+    const uint32_t found =
+      slot->expects && is_requantised(slot->reducer, tensor)
+        ? fp8comm_sum_requantise(slot->reducer->context, &all, at, elements, tensor->sum_scale_inverse,
+                                 expected_mean_scale(slot, tensor), code_at(slot, from))
+        : fp8comm_sum_largest(slot->reducer->context, &all, at, elements);
+    if (found > tensor->largest_sum) tensor->largest_sum = found;
   }
   return FP8CORE_OK;
 }
@@ -348,6 +372,7 @@ static fp8core_status counts_add(void *data, void *sum, const void *in, size_t o
   for (size_t i = 0; i < count; i++) {
     raise_bits(&total[i].amax, record[i].amax);
     raise_bits(&total[i].nonfinite, record[i].nonfinite);
+    raise_bits(&total[i].input_amax, record[i].input_amax);
     total[i].saturated_in_cast += record[i].saturated_in_cast;
     total[i].saturated_in_sum += record[i].saturated_in_sum;
     total[i].flushed_to_zero += record[i].flushed_to_zero;
@@ -532,20 +557,34 @@ static double factor_of(const fp8comm_gradient_reducer *reducer, const fp8comm_g
   return 1;
 }
 
+// What the delayed scales of this step are made for; negative: nothing is expected.
+static float expected_amax(const fp8comm_gradient_reducer *reducer, float before) {
+  return reducer->options.delayed_scaling ? fp8comm_expected_amax_rule(before) : -1;
+}
+
+// By which amax a scale is chosen.
+static float scaled_amax(const fp8comm_gradient_reducer *reducer, float before, float found) {
+  const float expected = expected_amax(reducer, before);
+  return fp8comm_expected_fits_rule(expected, found) ? expected : found;
+}
+
+static void set_wire_scale(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_tensor *tensor, float amax) {
+  const int ranks = reducer->communicator->size;
+  tensor->statistics.wire_scale =
+    reducer->scaled ? fp8comm_wire_scale_rule(reducer->wire, amax, factor_of(reducer, tensor), ranks) : 1;
+  tensor->sum_scale = fp8comm_sum_scale_rule(tensor->statistics.wire_scale, ranks);
+  tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
+}
+
 static void choose_scale(gradient_slot *slot, int64_t index) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const int ranks = reducer->communicator->size;
   fp8comm_gradient_tensor *tensor = tensor_of(slot, index);
   fp8comm_gradient_statistics *statistics = &tensor->statistics;
-  statistics->wire_scale = 1;
   if (reducer->scaled) {
     statistics->amax = fp8core_bits_float(slot->amaxes[index]);
     statistics->nonfinite = fp8core_amax_is_nonfinite(statistics->amax);
-    statistics->wire_scale =
-      fp8comm_wire_scale_rule(reducer->wire, statistics->amax, factor_of(reducer, tensor), ranks);
   }
-  tensor->sum_scale = fp8comm_sum_scale_rule(statistics->wire_scale, ranks);
-  tensor->sum_scale_inverse = 1.0f / tensor->sum_scale;
+  set_wire_scale(reducer, tensor, scaled_amax(reducer, tensor->last_amax, statistics->amax));
 }
 
 // Codes of the tensor's elements from `first` on, as they travel.
@@ -569,6 +608,7 @@ static fp8core_status quantise_range(const gradient_slot *slot, fp8comm_gradient
     fp8core_tensor codes = vector(code_at(slot, tensor->offset + first + done), reducer->wire, part);
     source.scale_inverse = input->scale_inverse;
     codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
+    codes.amax = slot->expects ? &tensor->found_amax : NULL;
     FP8COMM_TRY(fp8core_cast(reducer->context, &options, &source, &codes));
   }
   tensor->statistics.saturated_in_cast += counted.saturated;
@@ -634,11 +674,6 @@ static fp8core_status quantise(void *data) {
                              : quantise_range(slot, tensor, 0, (size_t)tensor->elements));
   }
   return FP8CORE_OK;
-}
-
-// Whether the tensor's mean is rounded to what travels, or would: an owner writes other formats from the sum.
-static int is_requantised(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
-  return !reducer->owned || (tensor->output.dtype == reducer->wire && reducer->wire != FP8CORE_FP32);
 }
 
 // --- Gradients on a GPU ---
@@ -942,6 +977,8 @@ static fp8core_status count(void *data) {
       record->flushed_to_zero = tensor->statistics.flushed_to_zero;
     }
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
+    if (slot->expects)
+      record->input_amax = fp8core_float_bits(tensor->known_amax ? fabsf(tensor->known_amax_value) : tensor->found_amax);
     if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
     if (reducer->direct) {
       record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
@@ -1000,10 +1037,18 @@ static fp8core_status requantise(void *data) {
     reducer->nonfinite_tensors += statistics->nonfinite;
     update_mu(reducer, tensor);
     // Sums of codes of an infinity or a NaN, which an amax did not show, tell nothing.
-    statistics->mean_scale = native ? tensor->sum_scale
-                             : reducer->scaled && !statistics->nonfinite
-                               ? fp8core_scale_rule(reducer->wire, mean_amax, 0, 0, 1.0f)
-                               : 1.0f;
+    statistics->mean_scale =
+      native ? tensor->sum_scale
+      : reducer->scaled && !statistics->nonfinite
+        ? fp8core_scale_rule(reducer->wire, scaled_amax(reducer, tensor->last_mean_amax, mean_amax), 0, 0, 1.0f)
+        : 1.0f;
+    statistics->bytes_sent = (uint64_t)tensor->elements * reducer->element *
+                             (uint64_t)(reducer->communicator->size - 1) *
+                             (uint64_t)(slot->exchanges + !reducer->owned);
+    if (reducer->scaled && !statistics->nonfinite) {
+      tensor->last_amax = statistics->amax;
+      tensor->last_mean_amax = mean_amax;
+    }
     tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
     tensor->output_scale = statistics->mean_scale;
     tensor->output_scale_inverse = tensor->mean_scale_inverse;
@@ -1013,11 +1058,12 @@ static fp8core_status requantise(void *data) {
       const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
       for (size_t j = 0; j < elements; j++) memcpy(code_at(slot, from + j), &nan, reducer->element);
     }
-    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor) || reducer->direct)
+    if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor) || reducer->direct ||
+        slot->expects)
       continue;
     if (reducer->keeps) {
       const fp8comm_sum all = contributions(slot);
-      fp8comm_sum_requantise(reducer->context, &all, from - begin, elements, tensor->sum_scale_inverse,
+      (void)fp8comm_sum_requantise(reducer->context, &all, from - begin, elements, tensor->sum_scale_inverse,
                              statistics->mean_scale, code_at(slot, from));
       continue;
     }
@@ -1182,6 +1228,7 @@ static void build_direct(gradient_slot *slot) {
   slot->gather.count = slot->bucket->parts.part;
   slot->gather.send = slot->device_codes + (size_t)communicator->rank * slot->bucket->parts.part;
   slot->gather.receive = slot->device_codes;
+  slot->exchanges = 1;
   build_device_wait(request);
   fp8comm_add_call(request, measured, slot);
   build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
@@ -1198,17 +1245,29 @@ static void build_direct(gradient_slot *slot) {
   build_device_wait(request);
 }
 
-static void build(gradient_slot *slot) {
+// The means to all, or into the owners' outputs.
+static void build_delivery(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  fp8comm_request *request = slot->request;
+  const fp8comm_parts *parts = &slot->bucket->parts;
+  if (reducer->cuda) {
+    if (!reducer->owned) fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
+    fp8comm_add_call(request, unpack_on_device, slot);
+    build_device_wait(request);
+  } else if (reducer->owned) {
+    fp8comm_add_call(request, deliver, slot);
+  } else {
+    fp8comm_build_all_gather_in_pieces(request, &slot->unpack_rule, parts, reducer->window ? NULL : slot->codes);
+  }
+}
+
+// From amaxes that all ranks know.
+static void build_reduction(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   fp8comm_request *request = slot->request;
   const size_t count_of = (size_t)slot->bucket->count;
   const int native = reducer->options.algorithm == FP8COMM_NATIVE;
   const fp8comm_parts *parts = &slot->bucket->parts;
-  if (reducer->cuda) build_device_wait(request);
-  if (reducer->scaled) {
-    fp8comm_add_call(request, reducer->cuda ? measured : measure, slot);
-    build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
-  }
   fp8comm_add_call(request, reducer->cuda ? quantise_on_device : quantise, slot);
   if (reducer->cuda) {
     build_device_wait(request);
@@ -1231,15 +1290,101 @@ static void build(gradient_slot *slot) {
     build_exchange(slot, &squares_rule, slot->squares, count_of);
     fp8comm_add_call(request, note_snr, slot);
   }
-  if (reducer->cuda) {
-    if (!reducer->owned) fp8comm_build_all_gather(request, parts, reducer->element, slot->codes);
-    fp8comm_add_call(request, unpack_on_device, slot);
-    build_device_wait(request);
-  } else if (reducer->owned) {
-    fp8comm_add_call(request, deliver, slot);
-  } else {
-    fp8comm_build_all_gather_in_pieces(request, &slot->unpack_rule, parts, reducer->window ? NULL : slot->codes);
+  build_delivery(slot);
+}
+
+// Whether there is something to expect of every tensor of the bucket; the same on every rank.
+static int can_try(const gradient_slot *slot) {
+  if (!slot->reducer->tries) return 0;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    if (tensor->elements > 0 && (tensor->last_amax < 0 || tensor->last_mean_amax < 0)) return 0;
   }
+  return 1;
+}
+
+static void set_expected_scales(const gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    set_wire_scale(reducer, tensor, expected_amax(reducer, tensor->last_amax));
+    tensor->found_amax = 0;
+  }
+}
+
+// Whether the bucket is as was expected of every tensor.
+static int is_as_expected(const gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  for (int64_t i = 0; i < slot->bucket->count; i++) {
+    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    const counts_record *record = &slot->counts[i];
+    if (tensor->elements == 0) continue;
+    if (record->nonfinite > 0 || fp8core_amax_is_nonfinite(fp8core_bits_float(record->input_amax)) ||
+        !fp8comm_expected_fits_rule(expected_amax(reducer, tensor->last_amax), fp8core_bits_float(record->input_amax)) ||
+        !fp8comm_expected_fits_rule(expected_amax(reducer, tensor->last_mean_amax), fp8core_bits_float(record->amax)))
+      return 0;
+  }
+  return 1;
+}
+
+// All ranks know now what was found. Where it is not what was expected of some tensor, the bucket is reduced anew: the
+// scales of the others stay what they were, so that results do not depend on who is in a bucket with whom.
+static fp8core_status check_expected(void *data) {
+  gradient_slot *slot = data;
+  const int64_t count_of = slot->bucket->count;
+  const int good = is_as_expected(slot);
+  slot->amaxes[count_of] = 0;
+  for (int64_t i = 0; i < count_of; i++) {
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    fp8comm_gradient_statistics *statistics = &tensor->statistics;
+    slot->amaxes[i] = slot->counts[i].input_amax;
+    raise_bits(&slot->amaxes[count_of], slot->counts[i].nonfinite);
+    if (good) {
+      choose_scale(slot, i);
+      continue;
+    }
+    tensor->largest_sum = 0;
+    statistics->saturated_in_cast = statistics->flushed_to_zero = 0;
+    statistics->nonfinite = 0;
+  }
+  if (good) {
+    fp8comm_add_call(slot->request, requantise, slot);
+    build_delivery(slot);
+  } else {
+    slot->expects = 0;
+    slot->exchanges = 2;
+    build_reduction(slot);
+  }
+  return FP8CORE_OK;
+}
+
+static void build_try(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  fp8comm_request *request = slot->request;
+  set_expected_scales(slot);
+  // Every rank is done with what was in the slot, of which no exchange of amaxes tells.
+  if (reducer->window) fp8comm_build_barrier(request);
+  fp8comm_build_contributions(request, &slot->sum_rule, &slot->bucket->parts, slot->codes, slot->received, slot->stride);
+  fp8comm_add_call(request, count, slot);
+  build_exchange(slot, &counts_rule, slot->counts, (size_t)slot->bucket->count);
+  fp8comm_add_call(request, check_expected, slot);
+}
+
+static void build(gradient_slot *slot) {
+  const fp8comm_gradient_reducer *reducer = slot->reducer;
+  fp8comm_request *request = slot->request;
+  slot->expects = can_try(slot);
+  slot->exchanges = 1;
+  if (slot->expects) {
+    build_try(slot);
+    return;
+  }
+  if (reducer->cuda) build_device_wait(request);
+  if (reducer->scaled) {
+    fp8comm_add_call(request, reducer->cuda ? measured : measure, slot);
+    build_exchange(slot, &bits_rule, slot->amaxes, (size_t)slot->bucket->count + 1);
+  }
+  build_reduction(slot);
 }
 
 // --- Making ---
@@ -1287,6 +1432,7 @@ static fp8core_status read_options(const fp8comm_gradient_options *given, fp8com
   options->inputs_have_amax = given->inputs_have_amax != 0;
   options->error_feedback = given->error_feedback != 0;
   options->in_place = given->in_place != 0;
+  options->delayed_scaling = given->delayed_scaling != 0;
   if ((int)options->algorithm < 0 || options->algorithm > FP8COMM_BASELINE_BF16)
     return fp8comm_invalid("algorithm is %d, expected 0 to 3", (int)options->algorithm);
   if ((int)options->scaling < 0 || options->scaling > FP8COMM_SCALING_POST)
@@ -1345,6 +1491,7 @@ static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
                           options->measure_snr,
                           options->error_feedback,
                           options->in_place,
+                          options->delayed_scaling,
                           reducer->owned};
   const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
                             options->mu_initial,           options->mu_min,  options->mu_max,
@@ -1638,6 +1785,7 @@ static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *ele
     tensor->mu = reducer->scaled && reducer->options.scaling == FP8COMM_SCALING_AUTO ? reducer->options.mu_initial : 1;
     tensor->statistics.elements = elements[i];
     tensor->statistics.mu = tensor->statistics.next_mu = tensor->mu;
+    tensor->last_amax = tensor->last_mean_amax = -1;
   }
   plan_buckets(reducer);
   const size_t begins = reducer->owned ? (size_t)reducer->bucket_count * ((size_t)reducer->communicator->size + 1) : 0;
@@ -1740,6 +1888,7 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   // Errors of means need the sums.
   made->keeps = options.algorithm == FP8COMM_TWO_SHOT && !options.error_feedback &&
                 (!made->owned || communicator->size <= KEPT_RANKS);
+  made->tries = made->keeps && options.delayed_scaling && !options.measure_snr && !cuda;
   made->tensor_count = tensors;
   made->nonfinite_rank = -1;
   fp8core_status status = cuda ? make_on_device(made, cuda) : FP8CORE_OK;

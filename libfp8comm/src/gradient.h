@@ -12,8 +12,10 @@ typedef struct fp8comm_gradient_tensor {
   int owner;
   // What casts of its values have lost, in BF16; NULL: nobody keeps it.
   uint16_t *lost;
-  // The state.
+  // The state: mu, and the amaxes of the last step's gradients and mean; negative: there was none.
   double mu;
+  float last_amax;
+  float last_mean_amax;
   // Of the step in progress. The tensors point to the scales here.
   fp8core_tensor input;
   fp8core_tensor output;
@@ -25,6 +27,8 @@ typedef struct fp8comm_gradient_tensor {
   float known_amax_value;
   // FP32 bits of the largest magnitude among the sums of this rank's part.
   uint32_t largest_sum;
+  // Of the input, as its cast has found it.
+  float found_amax;
   float sum_scale;
   float sum_scale_inverse;
   float mean_scale_inverse;

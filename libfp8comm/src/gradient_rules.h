@@ -19,6 +19,16 @@ FP8CORE_RULE float fp8comm_wire_scale_rule(fp8core_dtype wire, float amax, doubl
   return (float)scale;
 }
 
+// Delayed scaling: the largest magnitude that a step's scales are made for, from that of the step before; a negative
+// one: there was none.
+FP8CORE_RULE float fp8comm_expected_amax_rule(float before) { return 2 * before; }
+
+// Whether what was found fits, so that no value saturates by it and little of the range is left over. Else the scale is
+// that of the amax found.
+FP8CORE_RULE int fp8comm_expected_fits_rule(float expected, float found) {
+  return expected >= 0 && found <= expected && 8 * found >= expected;
+}
+
 // Sum of codes / this = mean of values.
 FP8CORE_RULE float fp8comm_sum_scale_rule(float wire_scale, int ranks) {
   return (float)((double)wire_scale * (double)ranks);

@@ -1,10 +1,10 @@
 // One rank of the gradient all-reduce, timed. Started once a rank, in the ways of libfp8comm/README.md, "Launching".
 //
-//   bench_allreduce ALGORITHM ELEMENTS ROUNDS [TENSORS [fp32|fp8 [amax]]]
+//   bench_allreduce ALGORITHM ELEMENTS ROUNDS [TENSORS [fp32|fp8 [amax|delayed]]]
 //
 // ALGORITHM: two-shot, native, bf16, fp32. Gradients are FP32, in TENSORS equal tensors (1), reduced in place, or into
-// FP8; with "amax" their largest magnitudes are known beforehand. Buffers are in pages of 4 KiB, as malloc() gives
-// them, or, with BENCH_HUGE_PAGES in the environment, in pages of 2 MiB. Casts are part of the time. A round's time is
+// FP8; with "amax" their largest magnitudes are known beforehand, with "delayed" scales are those that the step before
+// lets expect. Buffers are in pages of 4 KiB, as malloc() gives them, or, with BENCH_HUGE_PAGES in the environment, in pages of 2 MiB. Casts are part of the time. A round's time is
 // that of the slowest rank; rank 0 prints "ALGORITHM ELEMENTS best MS median MS bytes BYTES check ERROR": milliseconds,
 // what it sent in a round, and how far the first mean is off, as a share of the largest value.
 #include <inttypes.h>
@@ -59,6 +59,7 @@ int main(int argc, char **argv) {
   const int64_t elements = argc > 2 ? atoll(argv[2]) : 0, tensors = argc > 4 ? atoll(argv[4]) : 1;
   const int rounds = argc > 3 ? atoi(argv[3]) : 0;
   const int fp8 = argc > 5 && strcmp(argv[5], "fp8") == 0, known = argc > 6 && strcmp(argv[6], "amax") == 0;
+  const int delayed = argc > 6 && strcmp(argv[6], "delayed") == 0;
   float one = 1;
   int algorithm = 0;
   while (argc > 1 && algorithm < 4 &&
@@ -66,7 +67,7 @@ int main(int argc, char **argv) {
     algorithm++;
   if (argc < 4 || algorithm == 4 || tensors < 1 || elements < tensors || rounds < 1) {
     (void)fprintf(stderr,
-                  "usage: bench_allreduce two-shot|native|bf16|fp32 ELEMENTS ROUNDS [TENSORS [fp32|fp8 [amax]]]\n");
+                  "usage: bench_allreduce two-shot|native|bf16|fp32 ELEMENTS ROUNDS [TENSORS [fp32|fp8 [amax|delayed]]]\n");
     return 2;
   }
   fp8comm_communicator *communicator;
@@ -94,6 +95,7 @@ int main(int argc, char **argv) {
   }
   options.algorithm = (fp8comm_gradient_algorithm)algorithm;
   options.inputs_have_amax = known;
+  options.delayed_scaling = delayed;
   CHECK(fp8comm_gradient_create(&reducer, communicator, context, tensors, sizes, &options));
   double error = 0;
   for (int round = -2; round < rounds; round++) {

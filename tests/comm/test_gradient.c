@@ -142,8 +142,9 @@ static void check_accuracy(fp8comm_communicator *communicator, void *data) {
                  "other bits on rank %d", other);
     free(gathered);
   }
-  // And from run to run, in place where the formats allow.
+  // And from run to run, with codes in messages or read in place; where the formats allow, in the inputs' own memory.
   fp8comm_gradient_destroy(&reducer);
+  options.in_place = 0;
   rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, TENSORS, shapes, &options));
   fp8core_tensor again[TENSORS];
   for (int64_t i = 0; i < TENSORS; i++) {
@@ -457,6 +458,15 @@ static void check_mu_grows(fp8comm_communicator *communicator, void *data) {
   rig_free(&rig);
 }
 
+static uint32_t crc32_of(const unsigned char *bytes, size_t count) {
+  uint32_t crc = UINT32_C(0xffffffff);
+  for (size_t i = 0; i < count; i++) {
+    crc ^= bytes[i];
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? UINT32_C(0xedb88320) : 0);
+  }
+  return ~crc;
+}
+
 static void check_state(fp8comm_communicator *communicator, void *data) {
   (void)data;
   fp8comm_gradient_options options = fp8comm_gradient_options_default();
@@ -469,10 +479,10 @@ static void check_state(fp8comm_communicator *communicator, void *data) {
   for (int step = 0; step < 3; step++) rank_ok(communicator, rig_step(&one, &statistics, NULL));
   unsigned char saved[64];
   const size_t bytes = fp8comm_gradient_saved_bytes(one.reducer);
-  rank_check(communicator, bytes == 44, "%zu bytes", bytes);
+  rank_check(communicator, bytes == 52, "%zu bytes", bytes);
   rank_ok(communicator, fp8comm_gradient_save(one.reducer, saved, bytes));
   rank_refused(communicator, fp8comm_gradient_save(one.reducer, saved, bytes + 1), FP8CORE_ERROR_INVALID_ARGUMENT,
-               "44");
+               "52");
   for (size_t i = 0; i < bytes; i++) {
     saved[i] ^= 1;
     rank_refused(communicator, fp8comm_gradient_load(other.reducer, saved, bytes), FP8CORE_ERROR_CORRUPT_DATA, "");
@@ -485,6 +495,15 @@ static void check_state(fp8comm_communicator *communicator, void *data) {
   rank_check(communicator, statistics.mu == continued.mu && statistics.mu > 1, "mu is %g, expected %g", continued.mu,
              statistics.mu);
   rank_check(communicator, memcmp(one.out, other.out, 777 * 4) == 0, "the continued run differs");
+  // Version 1 had no amaxes.
+  unsigned char old[44];
+  memcpy(old, saved, 40);
+  old[8] = 1;
+  const uint32_t checksum = crc32_of(old, 40);
+  for (int i = 0; i < 4; i++) old[40 + i] = (unsigned char)(checksum >> 8 * i);
+  rank_ok(communicator, fp8comm_gradient_load(other.reducer, old, sizeof(old)));
+  rank_ok(communicator, rig_step(&other, &continued, NULL));
+  rank_check(communicator, statistics.mu == continued.mu, "mu is %g, expected %g", continued.mu, statistics.mu);
   rig_free(&one);
   rank_ok(communicator, rig_make(&one, communicator, 778, &options));
   rank_refused(communicator, fp8comm_gradient_load(one.reducer, saved, bytes), FP8CORE_ERROR_INVALID_ARGUMENT, "777");
@@ -1078,6 +1097,170 @@ static void many(void **unused) {
   run_ranks(3, 0, check_many, NULL);
 }
 
+// --- Delayed scaling ---
+
+typedef struct delayed_case {
+  fp8core_dtype wire;
+  int owned;
+  int known;
+} delayed_case;
+
+enum { DELAYED_TENSORS = 4, DELAYED_STEPS = 12 };
+static const int64_t delayed_shapes[DELAYED_TENSORS] = {70000, 0, 513, 3000};
+// Of a step's values. That of the third tensor stays, so that the others alone decide whether a bucket is reduced twice.
+static const float delayed_sizes[DELAYED_STEPS] = {1, 1.5f, 1.2f, 5, 4, 0.1f, 0.19f, 0.2f, 0, 0, 1, 1.1f};
+enum { DELAYED_NAN = 7 };
+
+static void fill_delayed(float *values, int64_t tensor, int step, int rank, int ranks) {
+  fill(values, delayed_shapes[tensor], rank, tensor, 1, 1);
+  for (int64_t i = 0; i < delayed_shapes[tensor]; i++) values[i] *= tensor == 2 ? 1.0f : delayed_sizes[step];
+  if (step == DELAYED_NAN && tensor == 0 && rank == ranks - 1) values[69999] = NAN;
+}
+
+// How the reducers differ: in nothing that results could depend on.
+typedef enum delayed_way { TRIES, TRIES_WITH_MESSAGES, ONE_BUCKET_A_TENSOR, MEASURES_FIRST, RESUMED, DELAYED_WAYS } delayed_way;
+
+static void check_delayed(fp8comm_communicator *communicator, void *data) {
+  const delayed_case *one = data;
+  const int ranks = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  static const int apart[DELAYED_TENSORS] = {0, 1, 2, 3};
+  const float most = one->wire == FP8CORE_E4M3 ? 448 : 57344;
+  fp8comm_gradient_reducer *reducers[DELAYED_WAYS];
+  fp8core_context *context;
+  fp8core_tensor in[DELAYED_TENSORS], out[DELAYED_WAYS][DELAYED_TENSORS];
+  float amaxes[DELAYED_TENSORS], last[DELAYED_TENSORS], before[DELAYED_TENSORS];
+  int owners[DELAYED_TENSORS], steps_as_expected = 0;
+  unsigned char *saved = NULL;
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  for (int i = 0; i < DELAYED_TENSORS; i++) {
+    owners[i] = i % ranks;
+    last[i] = -1;
+    in[i] = vector(malloc((size_t)delayed_shapes[i] * 4 + 4), FP8CORE_FP32, delayed_shapes[i]);
+    for (int way = 0; way < DELAYED_WAYS; way++) {
+      const fp8core_dtype formats[] = {one->wire, FP8CORE_FP32, FP8CORE_BF16, FP8CORE_FP32};
+      out[way][i] = vector(calloc((size_t)delayed_shapes[i] + 1, 4), formats[i], delayed_shapes[i]);
+    }
+  }
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  options.delayed_scaling = 1;
+  options.wire_dtype = one->wire;
+  options.inputs_have_amax = one->known;
+  for (int way = 0; way < DELAYED_WAYS; way++) {
+    fp8comm_gradient_options differing = options;
+    differing.in_place = way != TRIES_WITH_MESSAGES;
+    differing.bucket_of = way == ONE_BUCKET_A_TENSOR ? apart : NULL;
+    differing.measure_snr = way == MEASURES_FIRST;
+    differing.owners = one->owned ? owners : NULL;
+    rank_ok(communicator, fp8comm_gradient_create(&reducers[way], communicator, context, DELAYED_TENSORS,
+                                                  delayed_shapes, &differing));
+  }
+  for (int step = 0; step < DELAYED_STEPS; step++) {
+    fp8comm_gradient_result results[DELAYED_WAYS];
+    for (int i = 0; i < DELAYED_TENSORS; i++) {
+      float *values = in[i].data;
+      fill_delayed(values, i, step, rank, ranks);
+      amaxes[i] = before[i] = 0;
+      for (int64_t j = 0; j < delayed_shapes[i]; j++) {
+        if (isfinite(values[j])) amaxes[i] = fmaxf(amaxes[i], fabsf(values[j]));
+      }
+      in[i].amax = &amaxes[i];
+      rank_ok(communicator, fp8comm_all_reduce(communicator, &amaxes[i], &before[i], 1, FP8COMM_FP32, FP8COMM_MAX));
+    }
+    // What a step leaves behind is what the next needs.
+    const size_t bytes = fp8comm_gradient_saved_bytes(reducers[TRIES]);
+    if (!saved) saved = malloc(bytes);
+    if (step > 0) {
+      rank_ok(communicator, fp8comm_gradient_save(reducers[TRIES], saved, bytes));
+      fp8comm_gradient_options same = options;
+      same.owners = one->owned ? owners : NULL;
+      fp8comm_gradient_destroy(&reducers[RESUMED]);
+      rank_ok(communicator, fp8comm_gradient_create(&reducers[RESUMED], communicator, context, DELAYED_TENSORS,
+                                                    delayed_shapes, &same));
+      rank_ok(communicator, fp8comm_gradient_load(reducers[RESUMED], saved, bytes));
+    }
+    for (int way = 0; way < DELAYED_WAYS; way++)
+      rank_ok(communicator, fp8comm_gradient_all_reduce(reducers[way], in, out[way], &results[way]));
+    int as_expected = step > 0;
+    for (int i = 0; i < DELAYED_TENSORS; i++) {
+      const int poisoned = step == DELAYED_NAN && i == 0;
+      fp8comm_gradient_statistics first;
+      rank_ok(communicator, fp8comm_gradient_get_statistics(reducers[TRIES], i, &first));
+      for (int way = 1; way < DELAYED_WAYS; way++) {
+        fp8comm_gradient_statistics other;
+        rank_ok(communicator, fp8comm_gradient_get_statistics(reducers[way], i, &other));
+        rank_check(communicator,
+                   (poisoned || memcmp(&other.amax, &first.amax, 4) == 0) && other.wire_scale == first.wire_scale &&
+                     other.mean_scale == first.mean_scale && other.next_mu == first.next_mu &&
+                     other.saturated_in_cast == first.saturated_in_cast &&
+                     other.flushed_to_zero == first.flushed_to_zero && other.nonfinite == first.nonfinite,
+                   "step %d, way %d: other statistics of tensor %d", step, way, i);
+        if (one->owned && owners[i] != rank) continue;
+        rank_check(communicator,
+                   memcmp(out[way][i].data, out[0][i].data,
+                          (size_t)delayed_shapes[i] * fp8core_dtype_size(out[0][i].dtype)) == 0,
+                   "step %d, way %d: other bits in tensor %d", step, way, i);
+      }
+      rank_check(communicator, first.nonfinite == poisoned, "step %d: tensor %d is %d", step, i, first.nonfinite);
+      if (delayed_shapes[i] == 0 || poisoned) {
+        as_expected = as_expected && !poisoned;
+        continue;
+      }
+      const float expected = fp8comm_expected_amax_rule(last[i]);
+      const int fits = fp8comm_expected_fits_rule(expected, before[i]);
+      as_expected = as_expected && fits;
+      rank_check(communicator, first.amax == before[i], "step %d: amax of tensor %d is %g, expected %g", step, i,
+                 (double)first.amax, (double)before[i]);
+      const float right = fp8comm_wire_scale_rule(one->wire, fits ? expected : before[i], first.mu, ranks);
+      rank_check(communicator, first.wire_scale == right, "step %d: wire scale of tensor %d is %g, expected %g", step, i,
+                 (double)first.wire_scale, (double)right);
+      rank_check(communicator, first.mu > 1.02 || first.saturated_in_cast == 0, "step %d: %llu of tensor %d saturate",
+                 step, (unsigned long long)first.saturated_in_cast, i);
+      last[i] = before[i];
+      if (i > 0 || one->owned) continue;
+      // The mean's largest value lies in the last three octaves of its format.
+      float largest = 0;
+      for (int64_t j = 0; j < delayed_shapes[0]; j++)
+        largest = fmaxf(largest, fabsf(fp8core_decode(one->wire, ((unsigned char *)out[0][0].data)[j])));
+      rank_check(communicator, before[0] == 0 || (largest <= most && largest >= most / 8.6f),
+                 "step %d: the largest code stands for %g", step, (double)largest);
+    }
+    // Means are as expected where gradients are. In place or not: as many bytes. What is tried in vain costs once more.
+    rank_check(communicator, results[TRIES].bytes_sent == results[TRIES_WITH_MESSAGES].bytes_sent,
+               "step %d: %llu bytes read in place, %llu sent", step, (unsigned long long)results[TRIES].bytes_sent,
+               (unsigned long long)results[TRIES_WITH_MESSAGES].bytes_sent);
+    fp8comm_gradient_statistics large;
+    rank_ok(communicator, fp8comm_gradient_get_statistics(reducers[TRIES], 0, &large));
+    // Many contributions to an owner are added up as they come, and nothing is tried.
+    const int tries = step > 0 && (!one->owned || ranks <= 5);
+    const uint64_t passes = (uint64_t)(tries && !as_expected ? 2 : 1) + (one->owned ? 0 : 1);
+    rank_check(communicator, large.bytes_sent == 70000 * passes * (uint64_t)(ranks - 1),
+               "step %d: %llu bytes of the first tensor, expected %llu passes", step,
+               (unsigned long long)large.bytes_sent, (unsigned long long)passes);
+    steps_as_expected += as_expected;
+  }
+  rank_check(communicator, steps_as_expected == 6, "%d steps were as expected", steps_as_expected);
+  for (int way = 0; way < DELAYED_WAYS; way++) {
+    fp8comm_gradient_destroy(&reducers[way]);
+    for (int i = 0; i < DELAYED_TENSORS; i++) free(out[way][i].data);
+  }
+  for (int i = 0; i < DELAYED_TENSORS; i++) free(in[i].data);
+  free(saved);
+  fp8core_context_destroy(&context);
+}
+
+static void delayed(void **unused) {
+  (void)unused;
+  static const delayed_case cases[] = {
+    {FP8CORE_E4M3, 0, 0}, {FP8CORE_E5M2, 0, 0}, {FP8CORE_E4M3, 1, 0}, {FP8CORE_E4M3, 0, 1}};
+  static const int counts[] = {1, 2, 3, 8};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    for (size_t r = 0; r < COUNT(counts); r++) {
+      delayed_case one = cases[i];
+      run_ranks(counts[r], 0, check_delayed, &one);
+    }
+  }
+}
+
 // --- Arguments ---
 
 static void check_arguments(fp8comm_communicator *communicator, void *data) {
@@ -1155,6 +1338,7 @@ int main(void) {
     cmocka_unit_test(mu),         cmocka_unit_test(many),
     cmocka_unit_test(owners),     cmocka_unit_test(disagreement),
     cmocka_unit_test(strides),    cmocka_unit_test(snr),
+    cmocka_unit_test(delayed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,8 +101,10 @@ static int check(const sum_case *one, const unsigned char *const *sources) {
     memset(sums, GUARD_BYTE, (one->elements + 2 * GUARD) * sizeof(*sums));
     memcpy(in_place, sources[0], all);
     kernels->sum(&sum, one->begin, one->elements, sums + GUARD);
-    kernels->requantise(&sum, one->begin, one->elements, one->scale_inverse, one->scale, codes + GUARD);
-    kernels->requantise(&same, one->begin, one->elements, one->scale_inverse, one->scale, in_place + one->begin);
+    const uint32_t requantised =
+      kernels->requantise(&sum, one->begin, one->elements, one->scale_inverse, one->scale, codes + GUARD);
+    const uint32_t requantised_in_place =
+      kernels->requantise(&same, one->begin, one->elements, one->scale_inverse, one->scale, in_place + one->begin);
     for (size_t i = 0; i < one->elements && !failed; i++) {
       const float value = fp8comm_sum_rule(one->dtype, sources, one->count, one->begin + i);
       const uint32_t bits = fp8core_float_bits(value), magnitude = bits & FP8CORE_F32_MAGNITUDE;
@@ -117,6 +119,10 @@ static int check(const sum_case *one, const unsigned char *const *sources) {
     }
     const uint32_t found = kernels->largest(&sum, one->begin, one->elements);
     if (!failed && found != largest) failed = fails(one, tiers[t].name, "the largest", 0, found, largest);
+    if (!failed && requantised != largest)
+      failed = fails(one, tiers[t].name, "the largest of those rounded", 0, requantised, largest);
+    if (!failed && requantised_in_place != largest)
+      failed = fails(one, tiers[t].name, "the largest of those rounded in place", 0, requantised_in_place, largest);
     for (size_t i = 0; i < GUARD && !failed; i++) {
       if (codes[i] != GUARD_BYTE || codes[GUARD + one->elements + i] != GUARD_BYTE)
         failed = fails(one, tiers[t].name, "a byte outside", i, codes[i], GUARD_BYTE);

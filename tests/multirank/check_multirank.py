@@ -422,7 +422,7 @@ def check_faults(program):
     # Who does not answer is asked before the timeout; after it comes the end of what is underway.
     late = timeout + 1
     for transports in TRANSPORTS:
-        for mode in 'transfer', 'ring':
+        for mode in 'transfer', 'ring', 'reduce':
             for victim, how, pattern, within in ((1, signal.SIGKILL, r'rank 1\b', timeout), (0, signal.SIGKILL, r'rank 0\b', timeout),
                                                  (2, signal.SIGSTOP, r'rank 2 does not answer', late)):
                 with ranks_of(program, 3, timeout, mode, 16, UCX_TLS=transports) as started:

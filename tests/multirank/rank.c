@@ -3,6 +3,7 @@
 //   rank TIMEOUT collectives             every kind of operation, at awkward sizes
 //   rank TIMEOUT split                   sub-communicators
 //   rank TIMEOUT transfer MEBIBYTES      all-reduces of that size, one after the other, until one fails
+//   rank TIMEOUT reduce MEBIBYTES        gradients of that size in FP32, likewise
 //   rank TIMEOUT ring MEBIBYTES          messages round a ring, likewise
 //   rank TIMEOUT leave                   rank 1 leaves in order; the others go on without it, then call it
 //   rank TIMEOUT disagree                rank 1 calls with another size
@@ -17,7 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "fp8comm/collectives.h"
+#include "fp8comm/fp8comm.h"
+#include "fp8core/fp8core.h"
 
 static double now(void) {
   struct timespec time;
@@ -113,6 +115,50 @@ static fp8core_status check_large(fp8comm_communicator *communicator) {
   return FP8CORE_OK;
 }
 
+// One tensor of several pieces and a small one, with codes in messages and in place, in turns: the same bits.
+static fp8core_status run_gradients(fp8comm_communicator *communicator) {
+  enum { STEPS = 6, WAYS = 3 };
+  const int64_t counts[] = {1500001, 5};
+  const int rank = fp8comm_communicator_rank(communicator);
+  fp8comm_gradient_reducer *reducers[WAYS];
+  float *const values = allocate(1500006 * sizeof(*values));
+  float *means[WAYS];
+  fp8core_context *context;
+  TRY(fp8core_context_create(&context, NULL));
+  for (int way = 0; way < WAYS; way++) {
+    fp8comm_gradient_options options = fp8comm_gradient_options_default();
+    options.in_place = way > 0;
+    options.delayed_scaling = 1;
+    options.measure_snr = way == 2;
+    TRY(fp8comm_gradient_create(&reducers[way], communicator, context, 2, counts, &options));
+    means[way] = allocate(1500006 * sizeof(*values));
+  }
+  for (int step = 0; step < STEPS; step++) {
+    uint64_t sent[WAYS] = {0};
+    for (int64_t i = 0; i < 1500006; i++)
+      values[i] = (float)((i * 7919 + rank * 31 + step) % 4001 - 2000) * (step == 3 ? 100.0f : 1.0f);
+    for (int way = 0; way < WAYS; way++) {
+      fp8comm_gradient_result result;
+      fp8core_tensor in[2], out[2];
+      for (int i = 0; i < 2; i++) {
+        in[i] = fp8core_tensor_create(values + i * 1500001, FP8CORE_FP32, 1, &counts[i]);
+        out[i] = fp8core_tensor_create(means[way] + i * 1500001, FP8CORE_FP32, 1, &counts[i]);
+      }
+      TRY(fp8comm_gradient_all_reduce(reducers[way], in, out, &result));
+      CHECK(memcmp(means[way], means[0], 1500006 * sizeof(*values)) == 0);
+      sent[way] = result.bytes_sent;
+    }
+    CHECK(sent[0] == sent[1]);
+  }
+  for (int way = 0; way < WAYS; way++) {
+    fp8comm_gradient_destroy(&reducers[way]);
+    free(means[way]);
+  }
+  free(values);
+  fp8core_context_destroy(&context);
+  return FP8CORE_OK;
+}
+
 static fp8core_status run_collectives(fp8comm_communicator *communicator) {
   static const int64_t counts[] = {0, 1, 3, 1000, 4097, 65536, 100003, 1500001};
   const uint64_t before = fp8comm_communicator_bytes_sent(communicator);
@@ -124,6 +170,7 @@ static fp8core_status run_collectives(fp8comm_communicator *communicator) {
   else
     CHECK(sent > 1500001);
   TRY(check_large(communicator));
+  TRY(run_gradients(communicator));
 
   // Thousands of small ones, hundreds at once.
   enum { MANY = 300 };
@@ -167,6 +214,28 @@ static fp8core_status run_transfer(fp8comm_communicator *communicator, int64_t m
   for (int round = 0;; round++) {
     started = now();
     TRY(fp8comm_all_reduce(communicator, values, values, count, FP8COMM_FP32, FP8COMM_SUM));
+    if (round == 0) say_going(communicator);
+  }
+}
+
+// The same with gradients, which ranks of one machine read in place.
+static fp8core_status run_reduce(fp8comm_communicator *communicator, int64_t mebibytes) {
+  const int64_t count = mebibytes << 18;
+  float *const values = allocate((size_t)count * sizeof(*values));
+  fp8comm_gradient_reducer *reducer;
+  fp8core_context *context;
+  TRY(fp8core_context_create(&context, NULL));
+  TRY(fp8comm_gradient_create(&reducer, communicator, context, 1, &count, NULL));
+  for (int64_t i = 0; i < count; i++) values[i] = (float)(i % 100);
+  for (int round = 0;; round++) {
+    const fp8core_tensor in = fp8core_tensor_create(values, FP8CORE_FP32, 1, &count);
+    fp8core_tensor out = in;
+    started = now();
+    const fp8core_status status = fp8comm_gradient_all_reduce(reducer, &in, &out, NULL);
+    if (status != FP8CORE_OK) {
+      fp8comm_gradient_destroy(&reducer);
+      return status;
+    }
     if (round == 0) say_going(communicator);
   }
 }
@@ -218,6 +287,7 @@ static fp8core_status run_disagree(fp8comm_communicator *communicator) {
 static fp8core_status run(fp8comm_communicator *communicator, const char *mode, int64_t mebibytes) {
   if (strcmp(mode, "split") == 0) return run_split(communicator);
   if (strcmp(mode, "transfer") == 0) return run_transfer(communicator, mebibytes);
+  if (strcmp(mode, "reduce") == 0) return run_reduce(communicator, mebibytes);
   if (strcmp(mode, "ring") == 0) return run_ring(communicator, mebibytes);
   if (strcmp(mode, "leave") == 0) return run_leave(communicator);
   if (strcmp(mode, "disagree") == 0) return run_disagree(communicator);

@@ -111,10 +111,19 @@ typedef struct fp8comm_gradient_options {
    * codes where the rank that made them has put them, in memory that all of them read, and sends word instead. The
    * bytes count as sent all the same. 0: everything travels in messages. Results do not depend on it. */
   int in_place;
+  /** Non-zero: delayed scaling. A tensor's scales are made for twice the amax of the step before, its mean's for twice
+   * that mean's, so that two-shot casts and adds up in one pass, without asking for amaxes first. What is found is
+   * exchanged with the counts: where it is larger than expected, or less than an eighth of it, or not finite, the bucket
+   * is reduced once more, and that tensor's scales come from what was found, as without the option; so no value
+   * saturates, but by mu. Costs up to 3 of the 15 octaves between E4M3's largest and smallest normal value. The amaxes
+   * are part of the saved state. Of the FP8 algorithms; native, \p measure_snr, \p error_feedback and CUDA choose the
+   * same scales, but gain no time. */
+  int delayed_scaling;
 } fp8comm_gradient_options;
 
 /** Two-shot, auto, E4M3, buckets of 25 MiB, two in flight; the paper's constants: a threshold of 0.001 %, halving,
- * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners, amaxes measured, no error feedback; in place. */
+ * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners, amaxes measured, no error feedback; in place, no
+ * delayed scaling. */
 static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   fp8comm_gradient_options options;
   options.size = sizeof(options);
@@ -135,6 +144,7 @@ static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   options.inputs_have_amax = 0;
   options.error_feedback = 0;
   options.in_place = 1;
+  options.delayed_scaling = 0;
   return options;
 }
 
@@ -238,6 +248,9 @@ typedef struct fp8comm_gradient_statistics {
   uint64_t saturated_in_sum;
   /** Values other than 0 that became 0 when they were cast, of elements * ranks. */
   uint64_t flushed_to_zero;
+  /** Bytes of its elements that all ranks together sent, contributions and means. Not those of amaxes and counts, which
+   * are the bucket's, nor of \p measure_snr. */
+  uint64_t bytes_sent;
   /** Whether some rank's gradient held an infinity or a NaN. */
   int nonfinite;
   /** Largest magnitude on any rank; of the mean with the baselines. */

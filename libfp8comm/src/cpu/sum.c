@@ -21,14 +21,18 @@ static uint32_t largest_scalar(const fp8comm_sum *sum, size_t begin, size_t elem
   return largest;
 }
 
-static void requantise_scalar(const fp8comm_sum *sum, size_t begin, size_t elements, float scale_inverse, float scale,
-                              unsigned char *codes) {
+static uint32_t requantise_scalar(const fp8comm_sum *sum, size_t begin, size_t elements, float scale_inverse,
+                                  float scale, unsigned char *codes) {
+  uint32_t largest = 0;
   for (size_t i = 0; i < elements; i++) {
     const float value = fp8comm_sum_rule(sum->dtype, sum->codes, sum->count, begin + i);
+    const uint32_t magnitude = fp8core_float_bits(value) & FP8CORE_F32_MAGNITUDE;
+    largest = magnitude > largest ? magnitude : largest;
     codes[i] = (unsigned char)fp8core_cast_element(fp8core_float_bits(value), FP8CORE_FP32, scale_inverse, sum->dtype,
                                                    scale, 0, 0, 1)
                  .code;
   }
+  return largest;
 }
 
 const fp8comm_sum_kernels fp8comm_sum_scalar = {sum_scalar, largest_scalar, requantise_scalar};
@@ -84,17 +88,21 @@ uint32_t fp8comm_sum_largest(const fp8core_context *context, const fp8comm_sum *
   return largest;
 }
 
-void fp8comm_sum_requantise(const fp8core_context *context, const fp8comm_sum *sum, size_t begin, size_t elements,
-                            float scale_inverse, float scale, unsigned char *codes) {
+uint32_t fp8comm_sum_requantise(const fp8core_context *context, const fp8comm_sum *sum, size_t begin, size_t elements,
+                                float scale_inverse, float scale, unsigned char *codes) {
   const fp8comm_sum_kernels *kernels = fp8comm_sum_kernels_of(fp8core_context_isa(context));
   const int threads = threads_for(context, elements);
   const int64_t units = (int64_t)((elements + UNIT - 1) / UNIT);
+  uint32_t largest = 0;
 #if defined(_OPENMP)
-#  pragma omp parallel for num_threads(threads) if (threads > 1)
+#  pragma omp parallel for num_threads(threads) reduction(max : largest) if (threads > 1)
 #endif
   for (int64_t i = 0; i < units; i++) {
     const size_t first = (size_t)i * UNIT;
-    kernels->requantise(sum, begin + first, unit_of((size_t)i, elements), scale_inverse, scale, codes + first);
+    const uint32_t found =
+      kernels->requantise(sum, begin + first, unit_of((size_t)i, elements), scale_inverse, scale, codes + first);
+    largest = found > largest ? found : largest;
   }
   (void)threads;
+  return largest;
 }

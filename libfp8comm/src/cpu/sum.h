@@ -25,8 +25,8 @@ typedef struct fp8comm_sum_kernels {
   // The bits of their largest magnitude.
   uint32_t (*largest)(const fp8comm_sum *sum, size_t begin, size_t elements);
   // sum * scale_inverse, cast with `scale` to the same format, to nearest and saturating. `codes` may be where the
-  // first contribution is.
-  void (*requantise)(const fp8comm_sum *sum, size_t begin, size_t elements, float scale_inverse, float scale,
+  // first contribution is. Gives what largest() does.
+  uint32_t (*requantise)(const fp8comm_sum *sum, size_t begin, size_t elements, float scale_inverse, float scale,
                      unsigned char *codes);
 } fp8comm_sum_kernels;
 
@@ -40,7 +40,7 @@ const fp8comm_sum_kernels *fp8comm_sum_kernels_of(fp8core_isa isa);
 void fp8comm_sum_all(const fp8core_context *context, const fp8comm_sum *sum, size_t begin, size_t elements,
                      float *sums);
 uint32_t fp8comm_sum_largest(const fp8core_context *context, const fp8comm_sum *sum, size_t begin, size_t elements);
-void fp8comm_sum_requantise(const fp8core_context *context, const fp8comm_sum *sum, size_t begin, size_t elements,
-                            float scale_inverse, float scale, unsigned char *codes);
+uint32_t fp8comm_sum_requantise(const fp8core_context *context, const fp8comm_sum *sum, size_t begin, size_t elements,
+                                float scale_inverse, float scale, unsigned char *codes);
 
 #endif
