@@ -978,7 +978,8 @@ static fp8core_status count(void *data) {
     }
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
     if (slot->expects)
-      record->input_amax = fp8core_float_bits(tensor->known_amax ? fabsf(tensor->known_amax_value) : tensor->found_amax);
+      record->input_amax =
+        fp8core_float_bits(tensor->known_amax ? fabsf(tensor->known_amax_value) : tensor->found_amax);
     if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
     if (reducer->direct) {
       record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
@@ -1064,7 +1065,7 @@ static fp8core_status requantise(void *data) {
     if (reducer->keeps) {
       const fp8comm_sum all = contributions(slot);
       (void)fp8comm_sum_requantise(reducer->context, &all, from - begin, elements, tensor->sum_scale_inverse,
-                             statistics->mean_scale, code_at(slot, from));
+                                   statistics->mean_scale, code_at(slot, from));
       continue;
     }
     fp8core_tensor mean = vector(slot->sum + (from - begin), FP8CORE_FP32, elements);
@@ -1320,7 +1321,8 @@ static int is_as_expected(const gradient_slot *slot) {
     const counts_record *record = &slot->counts[i];
     if (tensor->elements == 0) continue;
     if (record->nonfinite > 0 || fp8core_amax_is_nonfinite(fp8core_bits_float(record->input_amax)) ||
-        !fp8comm_expected_fits_rule(expected_amax(reducer, tensor->last_amax), fp8core_bits_float(record->input_amax)) ||
+        !fp8comm_expected_fits_rule(expected_amax(reducer, tensor->last_amax),
+                                    fp8core_bits_float(record->input_amax)) ||
         !fp8comm_expected_fits_rule(expected_amax(reducer, tensor->last_mean_amax), fp8core_bits_float(record->amax)))
       return 0;
   }
@@ -1364,7 +1366,8 @@ static void build_try(gradient_slot *slot) {
   set_expected_scales(slot);
   // Every rank is done with what was in the slot, of which no exchange of amaxes tells.
   if (reducer->window) fp8comm_build_barrier(request);
-  fp8comm_build_contributions(request, &slot->sum_rule, &slot->bucket->parts, slot->codes, slot->received, slot->stride);
+  fp8comm_build_contributions(request, &slot->sum_rule, &slot->bucket->parts, slot->codes, slot->received,
+                              slot->stride);
   fp8comm_add_call(request, count, slot);
   build_exchange(slot, &counts_rule, slot->counts, (size_t)slot->bucket->count);
   fp8comm_add_call(request, check_expected, slot);
@@ -1484,15 +1487,9 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
 // Of all that ranks must have in common.
 static uint64_t digest_of(const fp8comm_gradient_reducer *reducer) {
   const fp8comm_gradient_options *options = &reducer->options;
-  const int integers[] = {(int)options->algorithm,
-                          (int)options->scaling,
-                          (int)options->wire_dtype,
-                          options->buckets_in_flight,
-                          options->measure_snr,
-                          options->error_feedback,
-                          options->in_place,
-                          options->delayed_scaling,
-                          reducer->owned};
+  const int integers[] = {(int)options->algorithm,    (int)options->scaling,    (int)options->wire_dtype,
+                          options->buckets_in_flight, options->measure_snr,     options->error_feedback,
+                          options->in_place,          options->delayed_scaling, reducer->owned};
   const double numbers[] = {options->saturation_threshold, options->backoff, options->growth_steps,
                             options->mu_initial,           options->mu_min,  options->mu_max,
                             (double)options->bucket_bytes};
@@ -1636,9 +1633,9 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
     (!reducer->keeps || (reducer->cuda && reducer->owned)) && reducer->options.algorithm != FP8COMM_NATIVE;
   const size_t ranks = (size_t)communicator->size;
   const int messages = !reducer->window;
-  slot->codes = messages ? place(memory, &used, elements * reducer->element) : reducer->window->own + slot->window_offset;
-  slot->received =
-    messages && reducer->keeps ? place(memory, &used, (ranks - 1) * kept_stride(part)) : NULL;
+  slot->codes =
+    messages ? place(memory, &used, elements * reducer->element) : reducer->window->own + slot->window_offset;
+  slot->received = messages && reducer->keeps ? place(memory, &used, (ranks - 1) * kept_stride(part)) : NULL;
   slot->sources = place(memory, &used, reducer->keeps ? ranks * sizeof(*slot->sources) : 0);
   slot->sum = place(memory, &used, sums ? part * sizeof(float) : 0);
   slot->chunk = place(memory, &used, (reducer->keeps && reducer->owned ? OWNER_CHUNK : CHUNK) * sizeof(float));
@@ -2070,8 +2067,8 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
     slot->stride = kept_stride(own_count(slot));
     slot->sources[0] = code_at(slot, own_begin(slot));
     for (int i = 1; i < reducer->communicator->size; i++)
-      slot->sources[i] = reducer->window ? contribution_in_window(slot, i)
-                                         : slot->received + (size_t)(i - 1) * slot->stride;
+      slot->sources[i] =
+        reducer->window ? contribution_in_window(slot, i) : slot->received + (size_t)(i - 1) * slot->stride;
   }
   slot->ticket = reducer->tickets++;
   bucket->started = 1;

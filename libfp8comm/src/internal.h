@@ -305,8 +305,8 @@ void fp8comm_build_small_all_reduce(fp8comm_request *request, const fp8comm_redu
 void fp8comm_build_barrier(fp8comm_request *request);
 int fp8comm_all_reduce_is_small(const fp8comm_communicator *communicator, size_t count, size_t element);
 
-// window.c: memory of every rank of a communicator that all of them read in place. A rank that has been told by a message
-// (fp8comm_add_notice()) sees what was written before it.
+// window.c: memory of every rank of a communicator that all of them read in place. A rank that has been told by a
+// message (fp8comm_add_notice()) sees what was written before it.
 typedef struct fp8comm_window {
   unsigned char *own;
   // One a rank, this one's among them.

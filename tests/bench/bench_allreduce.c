@@ -4,9 +4,10 @@
 //
 // ALGORITHM: two-shot, native, bf16, fp32. Gradients are FP32, in TENSORS equal tensors (1), reduced in place, or into
 // FP8; with "amax" their largest magnitudes are known beforehand, with "delayed" scales are those that the step before
-// lets expect. Buffers are in pages of 4 KiB, as malloc() gives them, or, with BENCH_HUGE_PAGES in the environment, in pages of 2 MiB. Casts are part of the time. A round's time is
-// that of the slowest rank; rank 0 prints "ALGORITHM ELEMENTS best MS median MS bytes BYTES check ERROR": milliseconds,
-// what it sent in a round, and how far the first mean is off, as a share of the largest value.
+// lets expect. Buffers are in pages of 4 KiB, as malloc() gives them, or, with BENCH_HUGE_PAGES in the environment, in
+// pages of 2 MiB. Casts are part of the time. A round's time is that of the slowest rank; rank 0 prints "ALGORITHM
+// ELEMENTS best MS median MS bytes BYTES check ERROR": milliseconds, what it sent in a round, and how far the first
+// mean is off, as a share of the largest value.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -66,8 +67,8 @@ int main(int argc, char **argv) {
          strcmp(argv[1], fp8comm_gradient_algorithm_name((fp8comm_gradient_algorithm)algorithm)) != 0)
     algorithm++;
   if (argc < 4 || algorithm == 4 || tensors < 1 || elements < tensors || rounds < 1) {
-    (void)fprintf(stderr,
-                  "usage: bench_allreduce two-shot|native|bf16|fp32 ELEMENTS ROUNDS [TENSORS [fp32|fp8 [amax|delayed]]]\n");
+    (void)fprintf(
+      stderr, "usage: bench_allreduce two-shot|native|bf16|fp32 ELEMENTS ROUNDS [TENSORS [fp32|fp8 [amax|delayed]]]\n");
     return 2;
   }
   fp8comm_communicator *communicator;

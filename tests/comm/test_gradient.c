@@ -1107,7 +1107,8 @@ typedef struct delayed_case {
 
 enum { DELAYED_TENSORS = 4, DELAYED_STEPS = 12 };
 static const int64_t delayed_shapes[DELAYED_TENSORS] = {70000, 0, 513, 3000};
-// Of a step's values. That of the third tensor stays, so that the others alone decide whether a bucket is reduced twice.
+// Of a step's values. That of the third tensor stays, so that the others alone decide whether a bucket is reduced
+// twice.
 static const float delayed_sizes[DELAYED_STEPS] = {1, 1.5f, 1.2f, 5, 4, 0.1f, 0.19f, 0.2f, 0, 0, 1, 1.1f};
 enum { DELAYED_NAN = 7 };
 
@@ -1118,7 +1119,14 @@ static void fill_delayed(float *values, int64_t tensor, int step, int rank, int 
 }
 
 // How the reducers differ: in nothing that results could depend on.
-typedef enum delayed_way { TRIES, TRIES_WITH_MESSAGES, ONE_BUCKET_A_TENSOR, MEASURES_FIRST, RESUMED, DELAYED_WAYS } delayed_way;
+typedef enum delayed_way {
+  TRIES,
+  TRIES_WITH_MESSAGES,
+  ONE_BUCKET_A_TENSOR,
+  MEASURES_FIRST,
+  RESUMED,
+  DELAYED_WAYS
+} delayed_way;
 
 static void check_delayed(fp8comm_communicator *communicator, void *data) {
   const delayed_case *one = data;
@@ -1211,8 +1219,8 @@ static void check_delayed(fp8comm_communicator *communicator, void *data) {
       rank_check(communicator, first.amax == before[i], "step %d: amax of tensor %d is %g, expected %g", step, i,
                  (double)first.amax, (double)before[i]);
       const float right = fp8comm_wire_scale_rule(one->wire, fits ? expected : before[i], first.mu, ranks);
-      rank_check(communicator, first.wire_scale == right, "step %d: wire scale of tensor %d is %g, expected %g", step, i,
-                 (double)first.wire_scale, (double)right);
+      rank_check(communicator, first.wire_scale == right, "step %d: wire scale of tensor %d is %g, expected %g", step,
+                 i, (double)first.wire_scale, (double)right);
       rank_check(communicator, first.mu > 1.02 || first.saturated_in_cast == 0, "step %d: %llu of tensor %d saturate",
                  step, (unsigned long long)first.saturated_in_cast, i);
       last[i] = before[i];

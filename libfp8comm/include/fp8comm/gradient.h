@@ -113,8 +113,8 @@ typedef struct fp8comm_gradient_options {
   int in_place;
   /** Non-zero: delayed scaling. A tensor's scales are made for twice the amax of the step before, its mean's for twice
    * that mean's, so that two-shot casts and adds up in one pass, without asking for amaxes first. What is found is
-   * exchanged with the counts: where it is larger than expected, or less than an eighth of it, or not finite, the bucket
-   * is reduced once more, and that tensor's scales come from what was found, as without the option; so no value
+   * exchanged with the counts: where it is larger than expected, or less than an eighth of it, or not finite, the
+   * bucket is reduced once more, and that tensor's scales come from what was found, as without the option; so no value
    * saturates, but by mu. Costs up to 3 of the 15 octaves between E4M3's largest and smallest normal value. The amaxes
    * are part of the saved state. Of the FP8 algorithms; native, \p measure_snr, \p error_feedback and CUDA choose the
    * same scales, but gain no time. */
@@ -122,8 +122,8 @@ typedef struct fp8comm_gradient_options {
 } fp8comm_gradient_options;
 
 /** Two-shot, auto, E4M3, buckets of 25 MiB, two in flight; the paper's constants: a threshold of 0.001 %, halving,
- * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners, amaxes measured, no error feedback; in place, no
- * delayed scaling. */
+ * doubling in 1,000 steps; mu from 1, between 2^-16 and 16. No SNR, no owners, amaxes measured, no error feedback; in
+ * place, no delayed scaling. */
 static inline fp8comm_gradient_options fp8comm_gradient_options_default(void) {
   fp8comm_gradient_options options;
   options.size = sizeof(options);
@@ -154,9 +154,9 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
 /**
  * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket on
  * the wire, and, for each element of this rank's part of it (elements / ranks, or of the tensors that it owns), with
- * two-shot ranks - 1 bytes for the contributions of the others, at most 4 with owners; with the baselines 4 bytes. With
- * \p measure_snr 4 bytes an element and 4 an element of the part more. Tensors are packed in the order of their
- * indices. Blocking, collective.
+ * two-shot ranks - 1 bytes for the contributions of the others (none where they are read in place), at most 4 with
+ * owners; with the baselines 4 bytes. With \p measure_snr 4 bytes an element and 4 an element of the part more. Tensors
+ * are packed in the order of their indices. Blocking, collective.
  *
  * \param reducer receives the handle, NULL on failure.
  * \param communicator, context must outlive the reducer. A CPU's context does casts and sums with its threads. One of a
@@ -279,8 +279,9 @@ FP8COMM_API size_t fp8comm_gradient_memory_bytes(const fp8comm_gradient_reducer 
 FP8COMM_API size_t fp8comm_gradient_saved_bytes(const fp8comm_gradient_reducer *reducer);
 
 /**
- * Writes the state, the factors mu: little-endian, versioned, checksummed; numerics.md, "Gradient all-reduce". The same
- * bytes on every rank, and good for any number of ranks. Not between a start and its wait.
+ * Writes the state, factors mu and amaxes of the last step: little-endian, versioned, checksummed; numerics.md,
+ * "Gradient all-reduce". The same bytes on every rank, and good for any number of ranks. Not between a start and its
+ * wait.
  *
  * \param bytes exactly fp8comm_gradient_saved_bytes().
  */

@@ -27,7 +27,7 @@ typedef struct fp8comm_sum_kernels {
   // sum * scale_inverse, cast with `scale` to the same format, to nearest and saturating. `codes` may be where the
   // first contribution is. Gives what largest() does.
   uint32_t (*requantise)(const fp8comm_sum *sum, size_t begin, size_t elements, float scale_inverse, float scale,
-                     unsigned char *codes);
+                         unsigned char *codes);
 } fp8comm_sum_kernels;
 
 extern const fp8comm_sum_kernels fp8comm_sum_scalar;

@@ -96,7 +96,6 @@ static uint32_t largest_kernel(const fp8comm_sum *sum, size_t begin, size_t elem
 
 static uint32_t requantise_kernel(const fp8comm_sum *sum, size_t begin, size_t elements, float scale_inverse,
                                   float scale, unsigned char *codes) {
-  return sum->dtype == FP8CORE_E4M3
-           ? requantise_run(FP8CORE_E4M3, sum, begin, elements, scale_inverse, scale, codes)
-           : requantise_run(FP8CORE_E5M2, sum, begin, elements, scale_inverse, scale, codes);
+  return sum->dtype == FP8CORE_E4M3 ? requantise_run(FP8CORE_E4M3, sum, begin, elements, scale_inverse, scale, codes)
+                                    : requantise_run(FP8CORE_E5M2, sum, begin, elements, scale_inverse, scale, codes);
 }

@@ -71,7 +71,8 @@ class GradientOptions(ctypes.Structure):
                 ("saturation_threshold", ctypes.c_double), ("backoff", ctypes.c_double),
                 ("growth_steps", ctypes.c_double), ("mu_initial", ctypes.c_double), ("mu_min", ctypes.c_double),
                 ("mu_max", ctypes.c_double), ("measure_snr", ctypes.c_int), ("owners", ctypes.c_void_p),
-                ("bucket_of", ctypes.c_void_p), ("inputs_have_amax", ctypes.c_int), ("error_feedback", ctypes.c_int)]
+                ("bucket_of", ctypes.c_void_p), ("inputs_have_amax", ctypes.c_int), ("error_feedback", ctypes.c_int),
+                ("in_place", ctypes.c_int), ("delayed_scaling", ctypes.c_int)]
 
 
 class GradientResult(ctypes.Structure):
@@ -81,7 +82,7 @@ class GradientResult(ctypes.Structure):
 
 class GradientStatistics(ctypes.Structure):
     _fields_ = [("elements", ctypes.c_int64), ("saturated_in_cast", ctypes.c_uint64),
-                ("saturated_in_sum", ctypes.c_uint64), ("flushed_to_zero", ctypes.c_uint64),
+                ("saturated_in_sum", ctypes.c_uint64), ("flushed_to_zero", ctypes.c_uint64), ("bytes_sent", ctypes.c_uint64),
                 ("nonfinite", ctypes.c_int), ("amax", ctypes.c_float), ("wire_scale", ctypes.c_float),
                 ("mean_scale", ctypes.c_float), ("mu", ctypes.c_double), ("next_mu", ctypes.c_double),
                 ("snr_db", ctypes.c_double)]
@@ -238,7 +239,7 @@ class Reducer:
     def __init__(self, communicator, context, elements, *, algorithm="two-shot", scaling="auto", wire_dtype="e4m3",
                  buckets_in_flight=2, bucket_bytes=25 << 20, saturation_threshold=1e-5, backoff=0.5,
                  growth_steps=1000.0, mu_initial=1.0, mu_min=2.0 ** -16, mu_max=16.0, measure_snr=False,
-                 error_feedback=False):
+                 error_feedback=False, delayed_scaling=False):
         self._handle = ctypes.c_void_p()
         # Both must outlive the reducer.
         self._communicator, self._context = communicator, context
@@ -251,7 +252,7 @@ class Reducer:
             chosen.append(names[name])
         options = GradientOptions(ctypes.sizeof(GradientOptions), *chosen, buckets_in_flight, bucket_bytes,
                                   saturation_threshold, backoff, growth_steps, mu_initial, mu_min, mu_max,
-                                  int(measure_snr), None, None, 0, int(error_feedback))
+                                  int(measure_snr), None, None, 0, int(error_feedback), 1, int(delayed_scaling))
         communicator.check(self.library.fp8comm_gradient_create(
             ctypes.byref(self._handle), communicator.handle, context.handle, len(self.elements),
             (ctypes.c_int64 * len(self.elements))(*self.elements), ctypes.byref(options)))
