@@ -217,10 +217,12 @@ def main():
         parser.error(f"{options.build} has no tests/bench/bench_allreduce; build it first")
     rows = [("two-shot, to FP32", "two-shot", ()), ("two-shot, to FP8", "two-shot", ("fp8",)),
             ("two-shot, to FP32, amax known", "two-shot", ("fp32", "amax")),
-            ("two-shot, to FP8, amax known", "two-shot", ("fp8", "amax")), ("native, to FP32", "native", ()),
+            ("two-shot, to FP8, amax known", "two-shot", ("fp8", "amax")),
+            ("two-shot, to FP32, delayed scaling", "two-shot", ("fp32", "delayed")),
+            ("two-shot, to FP8, delayed scaling", "two-shot", ("fp8", "delayed")), ("native, to FP32", "native", ()),
             ("bf16", "bf16", ()), ("fp32", "fp32", ())]
     if not shared:
-        rows = [rows[0], rows[1], rows[5], rows[6]]
+        rows = [rows[0], rows[1], rows[7], rows[8]]
     times, sent, bandwidths = {}, {}, []
     with (Shared if shared else Network)(options) as place:
         for _ in range(options.rounds):
