@@ -498,7 +498,7 @@ static void buffers_and_places(void **unused) {
 static void options_of_all_kinds(void **unused) {
   (void)unused;
   for (int stage = 0; stage <= 3; stage++) {
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 5; kind++) {
       run r = run_of(make_transformer, stage);
       r.steps = 4;
       r.max_norm = kind % 2 ? 0.0f : 0.5f;
@@ -511,6 +511,8 @@ static void options_of_all_kinds(void **unused) {
       if (kind == 1) r.options.gradient.algorithm = FP8COMM_BASELINE_FP32;
       if (kind == 2) r.options.gradient.algorithm = FP8COMM_BASELINE_BF16;
       if (kind == 3) r.options.gradient.wire_dtype = FP8CORE_E5M2;
+      // Owners' means have scales of their own past, the same as everybody's.
+      r.options.gradient.delayed_scaling = kind == 4;
       run_ranks(2, 0, run_beside_reference, &r);
     }
   }
