@@ -167,6 +167,8 @@ static const option_entry table[] = {
    "fp8 levels, else fp32)"},
   {"grad-scaling", CHOICE, AT(grad_scaling), RUN, OF(gradient_scalings), "NAME",
    "of gradients in FP8 on the wire: auto (default), pre or post"},
+  {"grad-delayed-scaling", FLAG, AT(grad_delayed_scaling), RUN, ANY, NULL,
+   "scales of gradients from the step before, checked: one exchange less a bucket"},
   {"distributed-timeout-minutes", REAL, AT(distributed_timeout_minutes), RUN, 0.001, 1e4, NULL, "X",
    "a rank that takes no part for so long ends the run (default 10)"},
 
@@ -735,6 +737,7 @@ fp8comm_gradient_options fp8lm_train_gradient_options(const fp8lm_train_settings
   else
     options.algorithm = settings->precision >= FP8GPT_FP8_O1 ? FP8COMM_TWO_SHOT : FP8COMM_BASELINE_FP32;
   options.scaling = (fp8comm_gradient_scaling)settings->grad_scaling;
+  options.delayed_scaling = (int)settings->grad_delayed_scaling;
   return options;
 }
 

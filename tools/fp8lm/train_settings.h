@@ -80,6 +80,7 @@ typedef struct fp8lm_train_settings {
   /** 0: as the precision suggests; else one more than an fp8comm_gradient_algorithm. */
   int64_t grad_reduce;
   int64_t grad_scaling;
+  int64_t grad_delayed_scaling;
   double distributed_timeout_minutes;
   /* The run. */
   char *config;
