@@ -62,8 +62,10 @@ static fp8comm_shared *new_shared(int rank, int size) {
 
 static void release_shared(fp8comm_shared *shared) {
   if (shared->references > 0) return;
-  fp8comm_device_close(shared);
+  const int previous = fp8comm_device_make_current(shared);
   if (shared->endpoint) shared->endpoint->transport->destroy(shared->endpoint);
+  fp8comm_device_restore(shared, previous);
+  fp8comm_device_close(shared);
   free(shared->answered);
   free(shared);
 }

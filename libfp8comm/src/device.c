@@ -1,4 +1,4 @@
-// Collectives on device memory: over NCCL, or around the algorithms for host memory.
+// Collectives on device memory: over NCCL, by a transport that takes it, or around the algorithms for host memory.
 #include "device.h"
 
 #include <stdio.h>
@@ -16,7 +16,28 @@
 #define LOOK_SECONDS 0.05
 #define GONE_SECONDS 1.0
 
+// Messages of an exchange that are in flight at once.
+#define WINDOW 8
+// No device.
+#define NO_DEVICE (-1)
+
 static size_t minimum(size_t one, size_t other) { return one < other ? one : other; }
+
+int fp8comm_device_make_current(const fp8comm_shared *shared) {
+  int previous;
+  // Without it the transport says what it lacks.
+  return shared->moves_device_memory && shared->cuda->functions->enter(shared->cuda, &previous) == FP8CORE_OK
+           ? previous
+           : NO_DEVICE;
+}
+
+void fp8comm_device_restore(const fp8comm_shared *shared, int previous) {
+  if (previous != NO_DEVICE) shared->cuda->functions->leave(shared->cuda, previous);
+}
+
+int fp8comm_device_is_direct(const fp8comm_communicator *communicator) {
+  return communicator->path == FP8COMM_PATH_NCCL || communicator->path == FP8COMM_PATH_TRANSPORT;
+}
 
 // --- What NCCL has to do, in the order of the calls ---
 
@@ -118,11 +139,52 @@ fp8core_status fp8comm_device_step(fp8comm_request *request, const fp8comm_step 
   }
 }
 
-void fp8comm_add_nccl(fp8comm_request *request, const fp8comm_collective *collective) {
+static void add_nccl(fp8comm_request *request, const fp8comm_collective *collective) {
   fp8comm_add_step(request, FP8COMM_STEP_NCCL, 0);
   if (request->status != FP8CORE_OK) return;
   request->steps[request->step_count - 1].source = collective;
   request->nccl_steps++;
+}
+
+// FP8COMM_OPERATION_GRADIENT, by messages: to the rank after this one and from the one before, and so on round.
+static void build_exchange(fp8comm_request *request, const fp8comm_collective *collective) {
+  const int size = request->communicator->size, rank = request->communicator->rank;
+  const size_t element = collective->element, own = (size_t)collective->counts[rank] * element;
+  const size_t stride = (own + 15) / 16 * 16;
+  const unsigned char *all = collective->send, *send = all;
+  unsigned char *receive = collective->receive;
+  for (int i = 0; i <= rank; i++) send += (size_t)collective->counts[i] * element;
+  for (int distance = 1; distance < size; distance++) {
+    const int to = (rank + distance) % size, from = (rank + size - distance) % size;
+    const size_t theirs = (size_t)collective->counts[to] * element;
+    if (to == 0) send = all;
+    if (own > 0) fp8comm_add_receive(request, from, receive + (size_t)(distance - 1) * stride, own);
+    if (theirs > 0) fp8comm_add_send(request, to, send, theirs);
+    if (distance % WINDOW == 0) fp8comm_add_wait(request);
+    send += theirs;
+  }
+}
+
+// What the stream has been given is done before the transport reads memory, or writes what may still be read.
+static void build_by_transport(fp8comm_request *request, const fp8comm_collective *collective) {
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_MARK, 0);
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_WAIT, 0);
+  request->memory = FP8COMM_MEMORY_CUDA;
+  if (collective->header.operation == FP8COMM_OPERATION_GRADIENT) {
+    build_exchange(request, collective);
+  } else {
+    fp8comm_build_collective(request, collective);
+  }
+  fp8comm_add_wait(request);
+  request->memory = FP8COMM_MEMORY_HOST;
+}
+
+void fp8comm_add_device_collective(fp8comm_request *request, const fp8comm_collective *collective) {
+  if (request->communicator->path == FP8COMM_PATH_NCCL) {
+    add_nccl(request, collective);
+  } else {
+    build_by_transport(request, collective);
+  }
 }
 
 void fp8comm_device_cancel(fp8comm_request *request) {
@@ -360,7 +422,7 @@ static fp8core_status build_nccl(fp8comm_request *request, const fp8comm_collect
     memcpy(request->scratch, collective->counts, bytes);
     request->collective.counts = request->scratch;
   }
-  fp8comm_add_nccl(request, &request->collective);
+  add_nccl(request, &request->collective);
   return FP8CORE_OK;
 }
 
@@ -369,8 +431,15 @@ fp8core_status fp8comm_device_build(fp8comm_request *request, const fp8comm_coll
   fp8comm_cuda *cuda = communicator->shared->cuda;
   FP8COMM_TRY(cuda->functions->follow(cuda));
   if (communicator->path == FP8COMM_PATH_NCCL) return build_nccl(request, collective);
-  if (communicator->size > 1) return build_staged(request, collective);
-  build_alone(request, collective);
+  if (communicator->size == 1) {
+    build_alone(request, collective);
+    return FP8CORE_OK;
+  }
+  // Sums are the host's.
+  const int reduces = collective->header.operation == FP8COMM_OPERATION_ALL_REDUCE ||
+                      collective->header.operation == FP8COMM_OPERATION_REDUCE_SCATTER;
+  if (communicator->path == FP8COMM_PATH_STAGED || reduces) return build_staged(request, collective);
+  build_by_transport(request, collective);
   return FP8CORE_OK;
 }
 
@@ -383,23 +452,50 @@ typedef struct introduction {
   int32_t wanted;
   // 0: there is none.
   int32_t nccl_version;
-  int32_t unused;
+  // Whether the transport does.
+  int32_t takes_cuda;
   // Of the machine, the same as long as it is up; and of the GPU in it.
   char machine[40];
   char gpu[FP8COMM_CUDA_NAME_BYTES];
 } introduction;
 
-static const char *path_name(int path) {
-  return path == FP8COMM_PATH_NCCL ? "nccl" : path == FP8COMM_PATH_STAGED ? "staged" : "none";
+static const char *transport_name(const fp8comm_communicator *communicator) {
+  return communicator->shared->endpoint->transport->name;
 }
 
-static void introduce(const fp8comm_communicator *communicator, fp8comm_path wanted, introduction *own) {
+static const char *path_name(const fp8comm_communicator *communicator, int path) {
+  switch (path) {
+  case FP8COMM_PATH_STAGED: return "staged";
+  case FP8COMM_PATH_NCCL: return "nccl";
+  case FP8COMM_PATH_TRANSPORT: return transport_name(communicator);
+  default: return "none";
+  }
+}
+
+static fp8core_status check_own_transport(const fp8comm_communicator *communicator) {
+  const fp8comm_endpoint *endpoint = communicator->shared->endpoint;
+  if (endpoint->transport->check_cuda) return endpoint->transport->check_cuda(endpoint);
+  return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED, "the transport \"%s\" moves host memory only",
+                                endpoint->transport->name);
+}
+
+// Why this rank lacks what is wanted: of NCCL, or of the transport.
+typedef struct reasons {
+  char nccl[300];
+  char transport[300];
+} reasons;
+
+static void introduce(const fp8comm_communicator *communicator, fp8comm_path wanted, introduction *own, reasons *why) {
   memset(own, 0, sizeof(*own));
+  memset(why, 0, sizeof(*why));
   own->rank = communicator->rank;
   own->wanted = (int32_t)wanted;
   int version = 0;
-  if (wanted != FP8COMM_PATH_STAGED) (void)fp8comm_nccl_version(&version);
+  if ((wanted == FP8COMM_PATH_NONE || wanted == FP8COMM_PATH_NCCL) && fp8comm_nccl_version(&version) != FP8CORE_OK)
+    (void)snprintf(why->nccl, sizeof(why->nccl), "%.299s", fp8core_last_error());
   own->nccl_version = version;
+  own->takes_cuda = check_own_transport(communicator) == FP8CORE_OK;
+  if (!own->takes_cuda) (void)snprintf(why->transport, sizeof(why->transport), "%.299s", fp8core_last_error());
   FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
   if (file) {
     if (!fgets(own->machine, (int)sizeof(own->machine), file)) own->machine[0] = 0;
@@ -449,21 +545,41 @@ static fp8core_status check_nccl(introduction *all, int size) {
   return FP8CORE_OK;
 }
 
-// The same on every rank, of the same introductions.
-static fp8core_status choose(introduction *all, int size, const char *why_none, fp8comm_path *path) {
-  const int wanted = (int)all[0].wanted;
+static fp8core_status check_transport(const introduction *all, int size, const char *name) {
+  for (int i = 0; i < size; i++) {
+    if (!all[i].takes_cuda)
+      return fp8core_set_last_error(
+        FP8CORE_ERROR_NOT_SUPPORTED,
+        "the transport \"%s\" of rank %d takes no memory of CUDA devices, expected one that "
+        "does on every rank",
+        name, i);
+  }
+  return FP8CORE_OK;
+}
+
+static fp8core_status with_reason(fp8core_status status, const char *why) {
+  return why[0] ? fp8core_set_last_error(status, "%s (here: %s)", fp8core_last_error(), why) : status;
+}
+
+// The same on every rank, of the same introductions; sorts them.
+static fp8core_status choose(const fp8comm_communicator *communicator, introduction *all, const reasons *why,
+                             fp8comm_path *path) {
+  const int wanted = (int)all[0].wanted, size = communicator->size;
   *path = FP8COMM_PATH_STAGED;
   for (int i = 1; i < size; i++) {
     if (all[i].wanted != wanted)
       return fp8comm_invalid("ranks do not agree: path is \"%s\" on rank %d, but \"%s\" on rank 0",
-                             all[i].wanted ? path_name(all[i].wanted) : "the best", i,
-                             wanted ? path_name(wanted) : "the best");
+                             all[i].wanted ? path_name(communicator, all[i].wanted) : "the best", i,
+                             wanted ? path_name(communicator, wanted) : "the best");
   }
   if (wanted == FP8COMM_PATH_STAGED || (wanted == FP8COMM_PATH_NONE && size == 1)) return FP8CORE_OK;
-  const fp8core_status status = check_nccl(all, size);
-  if (status == FP8CORE_OK) *path = FP8COMM_PATH_NCCL;
-  if (status == FP8CORE_OK || wanted == FP8COMM_PATH_NONE) return FP8CORE_OK;
-  return why_none[0] ? fp8core_set_last_error(status, "%s (here: %s)", fp8core_last_error(), why_none) : status;
+  const fp8core_status by_transport = check_transport(all, size, transport_name(communicator));
+  if (wanted == FP8COMM_PATH_TRANSPORT && by_transport != FP8CORE_OK) return with_reason(by_transport, why->transport);
+  if (by_transport == FP8CORE_OK) *path = FP8COMM_PATH_TRANSPORT;
+  if (wanted == FP8COMM_PATH_TRANSPORT) return FP8CORE_OK;
+  const fp8core_status by_nccl = check_nccl(all, size);
+  if (by_nccl == FP8CORE_OK) *path = FP8COMM_PATH_NCCL;
+  return by_nccl == FP8CORE_OK || wanted == FP8COMM_PATH_NONE ? FP8CORE_OK : with_reason(by_nccl, why->nccl);
 }
 
 // Makes NCCL's part of a communicator, on all of its ranks.
@@ -501,7 +617,8 @@ fp8core_status fp8comm_device_inherit(fp8comm_communicator *communicator, const 
   return FP8CORE_OK;
 }
 
-static fp8core_status read_options(const fp8comm_device_options *options, fp8comm_path *wanted) {
+static fp8core_status read_options(const fp8comm_communicator *communicator, const fp8comm_device_options *options,
+                                   fp8comm_path *wanted) {
   *wanted = FP8COMM_PATH_NONE;
   if (!options) return FP8CORE_OK;
   if (options->size != sizeof(*options))
@@ -510,8 +627,11 @@ static fp8core_status read_options(const fp8comm_device_options *options, fp8com
   if (!options->path) return FP8CORE_OK;
   if (strcmp(options->path, "nccl") == 0) *wanted = FP8COMM_PATH_NCCL;
   if (strcmp(options->path, "staged") == 0) *wanted = FP8COMM_PATH_STAGED;
+  // Also where the transport is another one, which then says so.
+  if (strcmp(options->path, "ucx") == 0 || strcmp(options->path, transport_name(communicator)) == 0)
+    *wanted = FP8COMM_PATH_TRANSPORT;
   if (*wanted != FP8COMM_PATH_NONE) return FP8CORE_OK;
-  return fp8comm_invalid("path is \"%s\", expected \"nccl\", \"staged\" or NULL", options->path);
+  return fp8comm_invalid("path is \"%s\", expected \"nccl\", \"ucx\", \"staged\" or NULL", options->path);
 }
 
 static fp8core_status agree_on_path(fp8comm_communicator *communicator, fp8comm_path wanted) {
@@ -519,17 +639,15 @@ static fp8core_status agree_on_path(fp8comm_communicator *communicator, fp8comm_
   if (!all)
     return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the introductions of %d ranks",
                                   communicator->size);
-  introduction *own = &all[communicator->rank];
-  introduce(communicator, wanted, own);
-  char why_none[300] = "";
-  if (wanted != FP8COMM_PATH_STAGED && own->nccl_version == 0)
-    (void)snprintf(why_none, sizeof(why_none), "%.299s", fp8core_last_error());
+  reasons why;
+  introduce(communicator, wanted, &all[communicator->rank], &why);
   fp8comm_path path = FP8COMM_PATH_STAGED;
   fp8core_status status = gather(communicator, all);
-  if (status == FP8CORE_OK) status = choose(all, communicator->size, why_none, &path);
+  if (status == FP8CORE_OK) status = choose(communicator, all, &why, &path);
   free(all);
   FP8COMM_TRY(status);
   if (path == FP8COMM_PATH_NCCL) return join_nccl(communicator);
+  if (path == FP8COMM_PATH_TRANSPORT) communicator->shared->moves_device_memory = 1;
   communicator->path = path;
   return FP8CORE_OK;
 }
@@ -541,11 +659,11 @@ fp8core_status fp8comm_communicator_use_device(fp8comm_communicator *communicato
   if (!context) return fp8comm_invalid("context is NULL, expected a context of a CUDA device");
   if (fp8core_context_device(context).type != FP8CORE_DEVICE_CUDA)
     return fp8comm_invalid("context is of the CPU, expected one of a CUDA device");
-  FP8COMM_TRY(read_options(options, &wanted));
+  FP8COMM_TRY(read_options(communicator, options, &wanted));
   FP8COMM_TRY(fp8comm_check(communicator));
   if (communicator->path != FP8COMM_PATH_NONE)
     return fp8comm_invalid("the communicator has a device already (path \"%s\"), expected this once",
-                           path_name((int)communicator->path));
+                           path_name(communicator, (int)communicator->path));
   fp8comm_shared *shared = communicator->shared;
   if (!shared->cuda) FP8COMM_TRY(fp8comm_cuda_open(context, &shared->cuda));
   // Kept until the end also where this fails: another call may follow.
@@ -556,7 +674,7 @@ fp8core_status fp8comm_communicator_use_device(fp8comm_communicator *communicato
 }
 
 const char *fp8comm_communicator_device_path(const fp8comm_communicator *communicator) {
-  return path_name(communicator ? (int)communicator->path : FP8COMM_PATH_NONE);
+  return communicator ? path_name(communicator, (int)communicator->path) : "none";
 }
 
 void fp8comm_device_leave(fp8comm_communicator *communicator) {

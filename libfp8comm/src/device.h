@@ -27,6 +27,9 @@ typedef struct fp8comm_cuda {
 
 struct fp8comm_cuda_functions {
   void (*close)(fp8comm_cuda *cuda);
+  // Makes the device the calling thread's current one, which *previous was; and that again.
+  fp8core_status (*enter)(const fp8comm_cuda *cuda, int *previous);
+  void (*leave)(const fp8comm_cuda *cuda, int previous);
   // Whether `pointer` is memory that the device works on; FP8CORE_ERROR_INVALID_ARGUMENT, with `name`, for another
   // device's.
   fp8core_status (*find)(fp8comm_cuda *cuda, const char *name, const void *pointer, int *on_device);
@@ -79,11 +82,18 @@ fp8core_status fp8comm_device_find(const fp8comm_communicator *communicator, con
                                    int *on_device);
 // Adds the steps of a collective on device memory to its request, which has been begun.
 fp8core_status fp8comm_device_build(fp8comm_request *request, const fp8comm_collective *collective);
-// Adds a step that NCCL does, on a communicator of its path: any of the collectives, or
-// FP8COMM_OPERATION_GRADIENT, in which every rank gets from all others its part of `send` (of `counts` elements, one
-// part after the other), those of the rank before it first, and each at a multiple of 16 bytes. The collective is read
-// when the step's turn comes.
-void fp8comm_add_nccl(fp8comm_request *request, const fp8comm_collective *collective);
+// Adds what moves device memory without the host's, on a communicator whose path does that (NCCL's, the transport's),
+// of what the stream has been given before: a collective that only moves (NCCL: any), or FP8COMM_OPERATION_GRADIENT, in
+// which every rank gets from all others its part of `send` (of `counts` elements, one part after the other), those of
+// the rank before it first, and each at a multiple of 16 bytes. What the stream is given afterwards sees the result.
+// The collective is read when the step's turn comes.
+void fp8comm_add_device_collective(fp8comm_request *request, const fp8comm_collective *collective);
+// Whether that can be had.
+int fp8comm_device_is_direct(const fp8comm_communicator *communicator);
+// Where the transport moves device memory, its calls want the device to be the thread's current one, which it is
+// between the two; returns what is to be restored.
+int fp8comm_device_make_current(const fp8comm_shared *shared);
+void fp8comm_device_restore(const fp8comm_shared *shared, int previous);
 // The same path for a communicator that was split off.
 fp8core_status fp8comm_device_inherit(fp8comm_communicator *communicator, const fp8comm_communicator *parent);
 // Gives NCCL what is its turn, of all requests in flight.

@@ -97,8 +97,8 @@ typedef struct gradient_slot {
   unsigned char *device_codes;
   float *device_values;
   float *device_sum;
-  // Where NCCL exchanges codes: those of this rank's part that others have sent, elements of each rank's part, and what
-  // NCCL has to do.
+  // Where codes stay there: those of this rank's part that others have sent, elements of each rank's part, and what
+  // takes them from rank to rank.
   unsigned char *device_parts;
   int64_t *part_counts;
   fp8comm_collective exchange;
@@ -143,7 +143,7 @@ struct fp8comm_gradient_reducer {
   fp8core_context *device_context;
   device_record *device_records;
   device_record *records;
-  // Whether codes stay on the GPU: NCCL exchanges them, a kernel adds them up.
+  // Whether codes stay on the GPU: NCCL or the transport exchanges them, a kernel adds them up.
   int direct;
   uint64_t digest;
   // Where the slots' codes are, if ranks read each other's; else NULL.
@@ -679,7 +679,8 @@ static fp8core_status quantise(void *data) {
 // --- Gradients on a GPU ---
 //
 // Amaxes and casts are the GPU's, on the stream of the communicator there; records tell it scales, and the host counts.
-// Codes come to the host for what happens to them in between; or NCCL and a kernel do that (reducer->direct).
+// Codes come to the host for what happens to them in between; or NCCL, or the transport, and a kernel do that
+// (reducer->direct).
 
 static fp8core_status copy(gradient_slot *slot, void *destination, const void *source, size_t bytes) {
   fp8comm_cuda *cuda = slot->reducer->cuda;
@@ -773,7 +774,7 @@ static fp8core_tensor device_vector(const fp8comm_gradient_reducer *reducer, voi
   return made;
 }
 
-// What NCCL has brought is added up; and the amaxes of the means.
+// What has come from the other ranks is added up; and the amaxes of the means.
 static fp8core_status sum_on_device(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
@@ -1206,7 +1207,8 @@ static fp8core_status note_snr(void *data) {
   return FP8CORE_OK;
 }
 
-// A bucket whose codes stay on the GPU: NCCL takes the codes to where they are added up, and the means to all.
+// A bucket whose codes stay on the GPU: NCCL, or the transport, takes them to where they are added up, and the means to
+// all.
 static void build_direct(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   const fp8comm_communicator *communicator = reducer->communicator;
@@ -1234,14 +1236,14 @@ static void build_direct(gradient_slot *slot) {
   fp8comm_add_call(request, measured, slot);
   build_exchange(slot, &bits_rule, slot->amaxes, count_of + 1);
   fp8comm_add_call(request, quantise_on_device, slot);
-  if (travels) fp8comm_add_nccl(request, &slot->exchange);
+  if (travels) fp8comm_add_device_collective(request, &slot->exchange);
   fp8comm_add_call(request, sum_on_device, slot);
   build_device_wait(request);
   fp8comm_add_call(request, quantised, slot);
   fp8comm_add_call(request, count, slot);
   build_exchange(slot, &counts_rule, slot->counts, count_of);
   fp8comm_add_call(request, requantise, slot);
-  if (travels && !reducer->owned) fp8comm_add_nccl(request, &slot->gather);
+  if (travels && !reducer->owned) fp8comm_add_device_collective(request, &slot->gather);
   fp8comm_add_call(request, unpack_on_device, slot);
   build_device_wait(request);
 }
@@ -1654,7 +1656,7 @@ static fp8core_status make_slot_on_device(fp8comm_gradient_reducer *reducer, gra
   void *memory;
   largest(reducer, &elements, &part);
   size_t codes = elements * reducer->element;
-  // NCCL gathers parts that are all as long.
+  // Parts that are gathered are all as long.
   for (int64_t i = 0; i < reducer->bucket_count && reducer->direct && !reducer->owned; i++)
     codes = maximum(codes, (size_t)reducer->communicator->size * reducer->buckets[i].parts.part);
   const size_t values = reducer->options.measure_snr ? elements * sizeof(float) : 0;
@@ -1880,7 +1882,7 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
                                                             : FP8CORE_BF16;
   made->element = fp8core_dtype_size(made->wire);
   made->owned = options.owners != NULL;
-  made->direct = cuda && communicator->path == FP8COMM_PATH_NCCL && communicator->size > 1 &&
+  made->direct = cuda && fp8comm_device_is_direct(communicator) && communicator->size > 1 &&
                  options.algorithm == FP8COMM_TWO_SHOT && !options.measure_snr;
   // Errors of means need the sums.
   made->keeps = options.algorithm == FP8COMM_TWO_SHOT && !options.error_feedback &&

@@ -35,10 +35,18 @@ typedef struct fp8comm_shared {
   unsigned char *answered;
   // device.h; NULL as long as no communicator here was given a device.
   struct fp8comm_cuda *cuda;
+  // Whether the transport has device memory to move: then its calls are made with that device as the current one.
+  int moves_device_memory;
 } fp8comm_shared;
 
 // How device memory travels.
-typedef enum fp8comm_path { FP8COMM_PATH_NONE, FP8COMM_PATH_STAGED, FP8COMM_PATH_NCCL } fp8comm_path;
+typedef enum fp8comm_path {
+  FP8COMM_PATH_NONE,
+  FP8COMM_PATH_STAGED,
+  FP8COMM_PATH_NCCL,
+  // By the transport, which takes it as it takes host memory.
+  FP8COMM_PATH_TRANSPORT
+} fp8comm_path;
 
 struct fp8comm_communicator {
   fp8comm_shared *shared;
@@ -145,6 +153,8 @@ typedef fp8core_status (*fp8comm_call)(void *data);
 typedef struct fp8comm_step {
   fp8comm_step_kind kind;
   int peer;
+  // Of messages.
+  fp8comm_memory memory;
   const void *source;
   void *destination;
   // Bytes of messages and copies, elements of reductions.
@@ -186,6 +196,9 @@ struct fp8comm_request {
   // Of headers; and of data, with a hash of the header, so that ranks that do not agree exchange no data.
   uint64_t tag;
   uint64_t data_tag;
+  // Where the data of messages and copies lies that are added from now on; and whether messages of device memory were.
+  fp8comm_memory memory;
+  int moves_device_memory;
   fp8comm_step *steps;
   size_t step_count;
   size_t step_capacity;
@@ -245,7 +258,8 @@ fp8core_status fp8comm_request_begin_message(fp8comm_communicator *communicator,
                                              int sends, fp8comm_request **request);
 // At least `bytes` of memory that the request keeps, 64-byte aligned.
 fp8core_status fp8comm_request_scratch(fp8comm_request *request, size_t bytes);
-// Adding steps; what fails is told by fp8comm_request_start().
+// Adding steps; what fails is told by fp8comm_request_start(). Data lies in the request's `memory`; a copy in device
+// memory is waited for.
 void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size_t bytes);
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes);
 // A message without bytes: from then on the peer may read `bytes` bytes of this rank's window.

@@ -143,11 +143,13 @@ static void cancel(fp8comm_shared *shared, fp8comm_pending *pending) {
 // Ends what the request has in flight.
 static void end_request(fp8comm_request *request) {
   fp8comm_shared *shared = request->communicator->shared;
+  const int previous = fp8comm_device_make_current(shared);
   for (size_t i = 0; i < request->pending_count; i++) cancel(shared, &request->pending[i]);
   request->pending_count = 0;
   cancel(shared, &request->header_send);
   cancel(shared, &request->header_receive);
   fp8comm_device_cancel(request);
+  fp8comm_device_restore(shared, previous);
   fp8comm_request **link = &shared->active;
   while (*link && *link != request) link = &(*link)->next;
   if (*link) *link = request->next;
@@ -177,6 +179,7 @@ static int awaits_device(const fp8comm_shared *shared) {
     const fp8comm_step_kind kind =
       request->position < request->step_count ? request->steps[request->position].kind : FP8COMM_STEP_WAIT;
     if (kind == FP8COMM_STEP_DEVICE_WAIT || kind == FP8COMM_STEP_NCCL) return 1;
+    if (request->moves_device_memory && request->pending_count > 0) return 1;
   }
   return 0;
 }
@@ -199,6 +202,7 @@ static void await_reason(fp8comm_shared *shared) {
 }
 
 fp8core_status fp8comm_break(fp8comm_shared *shared, fp8core_status status) {
+  const int previous = fp8comm_device_make_current(shared);
   if (shared->failure == FP8CORE_OK) {
     shared->failure = status;
     (void)snprintf(shared->failure_text, sizeof(shared->failure_text), "%s", fp8core_last_error());
@@ -211,6 +215,7 @@ fp8core_status fp8comm_break(fp8comm_shared *shared, fp8core_status status) {
     tell_all(shared, &message);
   }
   end_all(shared);
+  fp8comm_device_restore(shared, previous);
   return fp8core_set_last_error(shared->failure, "%s", shared->failure_text);
 }
 
@@ -268,6 +273,8 @@ static fp8core_status take_request(fp8comm_communicator *communicator, const fp8
   taken->header.magic = HEADER_MAGIC;
   taken->header_to = -1;
   taken->header_from = -1;
+  taken->memory = FP8COMM_MEMORY_HOST;
+  taken->moves_device_memory = 0;
   taken->step_count = 0;
   taken->message_count = 0;
   taken->posted = 0;
@@ -338,13 +345,19 @@ static fp8comm_step *new_step(fp8comm_request *request, fp8comm_step_kind kind) 
   return step;
 }
 
+static void add_message(fp8comm_request *request, fp8comm_step *step) {
+  step->memory = request->memory;
+  if (step->memory != FP8COMM_MEMORY_HOST) request->moves_device_memory = 1;
+  request->message_count++;
+}
+
 void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size_t bytes) {
   fp8comm_step *step = new_step(request, FP8COMM_STEP_SEND);
   if (!step) return;
   step->peer = peer;
   step->source = data;
   step->count = bytes;
-  request->message_count++;
+  add_message(request, step);
 }
 
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes) {
@@ -353,7 +366,7 @@ void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t 
   step->peer = peer;
   step->destination = data;
   step->count = bytes;
-  request->message_count++;
+  add_message(request, step);
 }
 
 void fp8comm_add_notice(fp8comm_request *request, int peer, size_t bytes) {
@@ -385,6 +398,13 @@ void fp8comm_add_device_copy(fp8comm_request *request, void *destination, const 
 }
 
 void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes) {
+  if (request->memory != FP8COMM_MEMORY_HOST && bytes > 0 && destination != source) {
+    fp8comm_add_device_copy(request, destination, source, bytes);
+    // What follows may send what it has copied.
+    fp8comm_add_step(request, FP8COMM_STEP_DEVICE_MARK, 0);
+    fp8comm_add_step(request, FP8COMM_STEP_DEVICE_WAIT, 0);
+    return;
+  }
   fp8comm_step *step = bytes > 0 && destination != source ? new_step(request, FP8COMM_STEP_COPY) : NULL;
   if (!step) return;
   step->destination = destination;
@@ -413,12 +433,13 @@ void fp8comm_add_reduction(fp8comm_request *request, fp8comm_step_kind kind, con
 // --- Carrying out ---
 
 static fp8core_status post(fp8comm_request *request, int peer, int sends, uint64_t tag, const void *source,
-                           void *destination, size_t bytes, fp8comm_pending *pending) {
+                           void *destination, size_t bytes, fp8comm_memory memory, fp8comm_pending *pending) {
   fp8comm_endpoint *endpoint = request->communicator->shared->endpoint;
+  const fp8comm_transport *transport = endpoint->transport;
   pending->operation = NULL;
   pending->peer = endpoint_rank(request->communicator, peer);
-  return sends ? endpoint->transport->send(endpoint, pending->peer, tag, source, bytes, &pending->operation)
-               : endpoint->transport->receive(endpoint, pending->peer, tag, destination, bytes, &pending->operation);
+  return sends ? transport->send(endpoint, pending->peer, tag, source, bytes, memory, &pending->operation)
+               : transport->receive(endpoint, pending->peer, tag, destination, bytes, memory, &pending->operation);
 }
 
 static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *step) {
@@ -437,7 +458,7 @@ static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *st
     atomic_thread_fence(memory_order_seq_cst);
   }
   FP8COMM_TRY(post(request, step->peer, step->kind == FP8COMM_STEP_SEND, request->data_tag, step->source,
-                   step->destination, step->count, pending));
+                   step->destination, step->count, step->memory, pending));
   if (pending->operation) request->pending_count++;
   return FP8CORE_OK;
 }
@@ -549,7 +570,7 @@ void fp8comm_request_discard(fp8comm_request **request) {
   *request = NULL;
 }
 
-fp8core_status fp8comm_request_start(fp8comm_request **started) {
+static fp8core_status start(fp8comm_request **started) {
   fp8comm_request *request = *started;
   fp8comm_shared *shared = request->communicator->shared;
   // A rank that could not even make its schedule leaves the others in theirs.
@@ -569,16 +590,24 @@ fp8core_status fp8comm_request_start(fp8comm_request **started) {
   int moved = 0;
   if (request->header_from >= 0)
     status = post(request, request->header_from, 0, request->tag, NULL, &request->peer_header,
-                  sizeof(request->peer_header), &request->header_receive);
+                  sizeof(request->peer_header), FP8COMM_MEMORY_HOST, &request->header_receive);
   if (status == FP8CORE_OK && request->header_from >= 0 && !request->header_receive.operation)
     status = compare_headers(request);
   if (status == FP8CORE_OK && request->header_to >= 0)
     status = post(request, request->header_to, 1, request->tag, &request->header, NULL, sizeof(request->header),
-                  &request->header_send);
+                  FP8COMM_MEMORY_HOST, &request->header_send);
   if (status == FP8CORE_OK) status = advance(request, &moved);
   if (status == FP8CORE_OK) return FP8CORE_OK;
   status = fail(shared, status);
   fp8comm_request_discard(started);
+  return status;
+}
+
+fp8core_status fp8comm_request_start(fp8comm_request **started) {
+  fp8comm_shared *shared = (*started)->communicator->shared;
+  const int previous = fp8comm_device_make_current(shared);
+  const fp8core_status status = start(started);
+  fp8comm_device_restore(shared, previous);
   return status;
 }
 
@@ -671,8 +700,11 @@ fp8core_status fp8comm_request_test(fp8comm_request **request, int *done) {
   if (!done) return fp8comm_invalid("done of fp8comm_request_test() is NULL, expected an int");
   *done = !*request;
   if (!*request) return FP8CORE_OK;
-  if (!(*request)->done) (void)progress((*request)->communicator->shared);
+  fp8comm_shared *shared = (*request)->communicator->shared;
+  const int previous = fp8comm_device_make_current(shared);
+  if (!(*request)->done) (void)progress(shared);
   if (!(*request)->done) (void)check_time(*request);
+  fp8comm_device_restore(shared, previous);
   *done = (*request)->done;
   return *done ? finish(request) : FP8CORE_OK;
 }
@@ -681,13 +713,15 @@ fp8core_status fp8comm_request_wait(fp8comm_request **request) {
   if (!request) return fp8comm_invalid("request of fp8comm_request_wait() is NULL, expected a pointer to a request");
   if (!*request) return FP8CORE_OK;
   fp8comm_request *waited = *request;
+  fp8comm_shared *shared = waited->communicator->shared;
+  const int previous = fp8comm_device_make_current(shared);
   // What needs no other rank learns of failures all the same, for the next call.
-  if (waited->done) (void)progress(waited->communicator->shared);
+  if (waited->done) (void)progress(shared);
   // Time between calls does not count.
   if (!waited->asked) waited->stalled_since = 0;
   for (int spins = 0; !waited->done;) {
     const size_t position = waited->position, pending = waited->pending_count;
-    if (progress(waited->communicator->shared) != FP8CORE_OK || waited->done) break;
+    if (progress(shared) != FP8CORE_OK || waited->done) break;
     if (position != waited->position || pending != waited->pending_count) {
       spins = 0;
       continue;
@@ -697,8 +731,9 @@ fp8core_status fp8comm_request_wait(fp8comm_request **request) {
     if (fp8comm_now() - waited->stalled_since < YIELD_SECONDS) {
       (void)sched_yield();
     } else {
-      rest(waited->communicator->shared);
+      rest(shared);
     }
   }
+  fp8comm_device_restore(shared, previous);
   return finish(request);
 }

@@ -18,15 +18,15 @@ static fp8core_status no_peer(int peer) {
 }
 
 static fp8core_status self_send(fp8comm_endpoint *endpoint, int peer, uint64_t tag, const void *data, size_t bytes,
-                                fp8comm_operation **operation) {
-  (void)endpoint, (void)tag, (void)data, (void)bytes;
+                                fp8comm_memory memory, fp8comm_operation **operation) {
+  (void)endpoint, (void)tag, (void)data, (void)bytes, (void)memory;
   *operation = NULL;
   return no_peer(peer);
 }
 
 static fp8core_status self_receive(fp8comm_endpoint *endpoint, int peer, uint64_t tag, void *data, size_t bytes,
-                                   fp8comm_operation **operation) {
-  (void)endpoint, (void)tag, (void)data, (void)bytes;
+                                   fp8comm_memory memory, fp8comm_operation **operation) {
+  (void)endpoint, (void)tag, (void)data, (void)bytes, (void)memory;
   *operation = NULL;
   return no_peer(peer);
 }
@@ -52,6 +52,12 @@ static void self_send_control(fp8comm_endpoint *endpoint, int peer, const fp8com
   (void)endpoint, (void)peer, (void)message;
 }
 
+// Nothing travels, whatever memory it is in.
+static fp8core_status self_check_cuda(const fp8comm_endpoint *endpoint) {
+  (void)endpoint;
+  return FP8CORE_OK;
+}
+
 static uint64_t self_bytes_sent(const fp8comm_endpoint *endpoint) {
   (void)endpoint;
   return 0;
@@ -69,5 +75,6 @@ const fp8comm_transport fp8comm_self_transport = {
   .send_control = self_send_control,
   .wait = NULL,
   .is_gone = NULL,
+  .check_cuda = self_check_cuda,
   .bytes_sent = self_bytes_sent,
 };

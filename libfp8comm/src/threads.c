@@ -181,8 +181,9 @@ static void end(fp8comm_hub *hub, int owner, fp8comm_operation *operation, opera
 }
 
 static fp8core_status threads_send(fp8comm_endpoint *endpoint, int peer, uint64_t tag, const void *data, size_t bytes,
-                                   fp8comm_operation **operation) {
+                                   fp8comm_memory memory, fp8comm_operation **operation) {
   threads_endpoint *self = of(endpoint);
+  (void)memory;
   mailbox *box = &self->hub->mailboxes[peer];
   *operation = NULL;
   (void)pthread_mutex_lock(&box->lock);
@@ -228,8 +229,9 @@ static fp8core_status wrong_size(int peer, size_t found, size_t expected) {
 }
 
 static fp8core_status threads_receive(fp8comm_endpoint *endpoint, int peer, uint64_t tag, void *data, size_t bytes,
-                                      fp8comm_operation **operation) {
+                                      fp8comm_memory memory, fp8comm_operation **operation) {
   threads_endpoint *self = of(endpoint);
+  (void)memory;
   mailbox *box = &self->hub->mailboxes[self->rank];
   *operation = NULL;
   fp8comm_operation *receive = calloc(1, sizeof(*receive));
@@ -446,6 +448,7 @@ static const fp8comm_transport threads_transport = {
   .send_control = threads_send_control,
   .wait = threads_wait,
   .is_gone = threads_is_gone,
+  .check_cuda = NULL,
   .bytes_sent = threads_bytes_sent,
   .share = threads_share,
   .attach = threads_attach,

@@ -59,6 +59,15 @@ typedef struct fp8comm_control {
   char text[244];
 } fp8comm_control;
 
+// Where a message's data lies. Both sides of a message say the same.
+typedef enum fp8comm_memory {
+  FP8COMM_MEMORY_HOST,
+  // Of a CUDA device, managed memory included; where check_cuda() is FP8CORE_OK. What is sent is complete when send()
+  // is called, what has been received is there for whatever a stream is given afterwards, and the device is the calling
+  // thread's current one in every call of the endpoint, from the first such message on.
+  FP8COMM_MEMORY_CUDA
+} fp8comm_memory;
+
 typedef void (*fp8comm_control_callback)(void *user_data, int peer, const fp8comm_control *message);
 
 typedef struct fp8comm_endpoint_options {
@@ -87,11 +96,11 @@ struct fp8comm_transport {
   // Start sending `bytes` bytes (0 is fine, and is a message too) to `peer`, not this rank. The data stays untouched by
   // the caller until the operation ends. *operation NULL on success: it has ended already.
   fp8core_status (*send)(fp8comm_endpoint *endpoint, int peer, uint64_t tag, const void *data, size_t bytes,
-                         fp8comm_operation **operation);
+                         fp8comm_memory memory, fp8comm_operation **operation);
   // The same for a message of exactly `bytes` bytes: one of another size is FP8CORE_ERROR_PEER, here or from test(),
   // and writes nothing beyond `bytes`.
   fp8core_status (*receive)(fp8comm_endpoint *endpoint, int peer, uint64_t tag, void *data, size_t bytes,
-                            fp8comm_operation **operation);
+                            fp8comm_memory memory, fp8comm_operation **operation);
   // Works on everything that can go on. A failure that concerns one operation is reported by its test(); one that
   // concerns the endpoint as a whole from here, and from then on by everything.
   fp8core_status (*progress)(fp8comm_endpoint *endpoint);
@@ -107,6 +116,9 @@ struct fp8comm_transport {
   void (*wait)(fp8comm_endpoint *endpoint, int milliseconds);
   // Whether the peer is known to be gone or to have left, also while nothing is expected of it. NULL: nobody can tell.
   int (*is_gone)(const fp8comm_endpoint *endpoint, int peer);
+  // FP8CORE_OK: messages of FP8COMM_MEMORY_CUDA are taken. Else FP8CORE_ERROR_NOT_SUPPORTED, and why. NULL: they never
+  // are.
+  fp8core_status (*check_cuda)(const fp8comm_endpoint *endpoint);
   // Payload bytes of all sends that were started, headers of the transport and control messages left out.
   uint64_t (*bytes_sent)(const fp8comm_endpoint *endpoint);
   // The three that follow are NULL where the transport has no such memory. Makes `bytes` bytes that peers can read; at

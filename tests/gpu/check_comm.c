@@ -1,7 +1,8 @@
 // Communication of device memory: ranks are threads, with a CUDA context each, on as many GPUs as there are (several
 // on one where they are few, which NCCL refuses: then its ranks are fewer). On GPUs; and, as
 // check_comm_emulated, against a CUDA runtime and an NCCL that are played, of which the former copies no sooner than it
-// is waited for.
+// is waited for, and with a transport that takes device memory ("threads"), as this one never does on a GPU.
+// check_ucx.c has the one that may.
 #include "../comm/ranks.h"
 
 #include <math.h>
@@ -10,7 +11,13 @@
 #include <string.h>
 #include <time.h>
 
+#include <cuda_runtime_api.h>
+
 #include "fp8core/cuda.h"
+#if defined(FP8_TEST_EMULATED)
+#  include "aware.h"
+#  include "fake_cuda.h"
+#endif
 
 #define MOST_RANKS 8
 #define COUNT(array) (sizeof(array) / sizeof(*(array)))
@@ -18,8 +25,10 @@
 // One a rank, of device rank % devices.
 static fp8core_context *contexts[MOST_RANKS];
 static int devices;
-// Staged; and NCCL, unless it is missing.
+// Staged; NCCL, unless it is missing; the transport's own, in emulations.
+static const char *paths[3] = {"staged"};
 static size_t path_count = 1;
+static int nccl;
 
 static fp8core_context *context_of(const fp8comm_communicator *communicator) {
   return contexts[fp8comm_communicator_rank(communicator)];
@@ -31,8 +40,20 @@ static double now(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+// Whether anything here can be such a transport.
+static int make_aware(fp8comm_communicator *communicator) {
+#if defined(FP8_TEST_EMULATED)
+  aware_make(communicator);
+  return 1;
+#else
+  (void)communicator;
+  return 0;
+#endif
+}
+
 static fp8core_status use(fp8comm_communicator *communicator, const char *path) {
   fp8comm_device_options options = fp8comm_device_options_default();
+  if (path && strcmp(path, "threads") == 0) (void)make_aware(communicator);
   options.path = path;
   return fp8comm_communicator_use_device(communicator, context_of(communicator), &options);
 }
@@ -239,10 +260,9 @@ static void check_moves(fp8comm_communicator *communicator, void *data) {
 // As many as there are GPUs, for NCCL.
 static int most_ranks(const char *path) {
   const int all = MOST_RANKS;
-  return strcmp(path, "staged") == 0 || devices > all ? all : devices;
+  return strcmp(path, "nccl") != 0 || devices > all ? all : devices;
 }
 
-static const char *const paths[] = {"staged", "nccl"};
 static const int rank_counts[] = {1, 2, 3, 5, 8};
 // None, fewer than ranks, odd, and several chunks where chunks are small.
 static const int64_t sizes[] = {0, 1, 7, 1023, 20001};
@@ -259,13 +279,26 @@ static void reductions(void **unused) {
   }
 }
 
+// Which way data went: only the staged one has page-locked memory in between.
+static void run_moves(int ranks, device_case *one) {
+#if defined(FP8_TEST_EMULATED)
+  const unsigned long long staged = fake_page_locked_bytes(), sent = aware_sent_bytes();
+  run_ranks(ranks, 0, check_moves, one);
+  const int by_transport = strcmp(one->path, "threads") == 0, by_host = strcmp(one->path, "staged") == 0;
+  assert_int_equal(fake_page_locked_bytes() > staged, by_host && ranks > 1);
+  assert_int_equal(aware_sent_bytes() > sent, by_transport && ranks > 1);
+#else
+  run_ranks(ranks, 0, check_moves, one);
+#endif
+}
+
 static void moves(void **unused) {
   (void)unused;
   for (size_t p = 0; p < path_count; p++) {
     for (size_t r = 0; r < COUNT(rank_counts); r++) {
       for (size_t s = 1; s < COUNT(sizes) && rank_counts[r] <= most_ranks(paths[p]); s++) {
         device_case one = {paths[p], FP8COMM_FP32, FP8COMM_SUM, sizes[s], 0};
-        run_ranks(rank_counts[r], 0, check_moves, &one);
+        run_moves(rank_counts[r], &one);
       }
     }
   }
@@ -278,7 +311,8 @@ static void fp8_sums(void **unused) {
   assert_ok(fp8core_cuda_compute_capability(contexts[0], &major, &minor));
   for (size_t p = 0; p < path_count; p++) {
     for (int dtype = FP8COMM_E4M3; dtype <= FP8COMM_E5M2; dtype++) {
-      device_case one = {paths[p], (fp8comm_dtype)dtype, FP8COMM_SUM, 1000, p == 0 || major < 9};
+      const int refused = strcmp(paths[p], "nccl") != 0 || major < 9;
+      device_case one = {paths[p], (fp8comm_dtype)dtype, FP8COMM_SUM, 1000, refused};
       run_ranks(most_ranks(paths[p]) < 3 ? most_ranks(paths[p]) : 3, 0, check_fp8_sum, &one);
     }
   }
@@ -318,6 +352,64 @@ static void check_overlap(fp8comm_communicator *communicator, void *data) {
   free(host);
 }
 
+// A call comes after what the context's stream was given before and has not done: what is sent is what a copy there
+// brings, and what is received does not overwrite what a copy there still reads.
+static void check_order(fp8comm_communicator *communicator, void *data) {
+#if defined(FP8_TEST_EMULATED)
+  enum { ELEMENTS = 5000 };
+#else
+  enum { ELEMENTS = 8 << 20 };
+#endif
+  const size_t bytes = (size_t)ELEMENTS * 4;
+  fp8core_context *context = context_of(communicator);
+  const int size = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  void *stream, *locked[2] = {NULL, NULL};
+  rank_ok(communicator, use(communicator, data));
+  rank_ok(communicator, fp8core_cuda_stream(context, &stream));
+  float *in = on_device(context, NULL, bytes), *out = on_device(context, NULL, bytes * (size_t)size);
+  rank_check(communicator,
+             in && out && cudaHostAlloc(&locked[0], bytes, cudaHostAllocDefault) == cudaSuccess &&
+               cudaHostAlloc(&locked[1], bytes, cudaHostAllocDefault) == cudaSuccess,
+             "memory");
+  float *values = locked[0], *before = locked[1], *host = malloc(bytes * (size_t)size);
+  for (int round = 0; round < 3; round++) {
+    const int root = round % size;
+    for (int i = 0; i < ELEMENTS; i++) values[i] = (float)(rank + 10 * round + i % 100);
+    for (size_t i = 0; i < (size_t)ELEMENTS * (size_t)size; i++) host[i] = (float)(-1 - round);
+    rank_ok(communicator, fp8core_copy(context, out, host, bytes * (size_t)size));
+    rank_check(communicator,
+               cudaMemcpyAsync(in, values, bytes, cudaMemcpyDefault, (cudaStream_t)stream) == cudaSuccess &&
+                 cudaMemcpyAsync(before, out, bytes, cudaMemcpyDefault, (cudaStream_t)stream) == cudaSuccess,
+               "copies");
+    if (round == 0) rank_ok(communicator, fp8comm_all_gather(communicator, in, out, ELEMENTS, FP8COMM_FP32));
+    if (round == 1 && size > 1) {
+      fp8comm_request *sending;
+      rank_ok(communicator, fp8comm_send_start(communicator, in, ELEMENTS, FP8COMM_FP32, (rank + 1) % size, &sending));
+      rank_ok(communicator, fp8comm_recv(communicator, out, ELEMENTS, FP8COMM_FP32, (rank + size - 1) % size));
+      rank_ok(communicator, fp8comm_request_wait(&sending));
+    }
+    float *at_root = rank == root ? in : out;
+    if (round == 2) rank_ok(communicator, fp8comm_broadcast(communicator, at_root, ELEMENTS, FP8COMM_FP32, root));
+    rank_ok(communicator, fp8core_copy(context, host, round == 2 ? at_root : out, bytes * (size_t)(round ? 1 : size)));
+    rank_check(communicator, cudaStreamSynchronize((cudaStream_t)stream) == cudaSuccess, "the stream");
+    for (int i = 0; i < ELEMENTS * (round ? 1 : size); i++) {
+      const int from = round == 0 ? i / ELEMENTS : round == 1 ? (rank + size - 1) % size : root;
+      if (round == 1 && size == 1) break;
+      const float right = (float)(from + 10 * round + i % ELEMENTS % 100);
+      rank_check(communicator, host[i] == right, "%s, round %d: element %d is %g, expected %g", (const char *)data,
+                 round, i, (double)host[i], (double)right);
+    }
+    for (int i = 0; i < ELEMENTS; i++)
+      rank_check(communicator, before[i] == (float)(-1 - round), "%s, round %d: element %d was overwritten with %g",
+                 (const char *)data, round, i, (double)before[i]);
+  }
+  (void)cudaFreeHost(locked[0]);
+  (void)cudaFreeHost(locked[1]);
+  rank_ok(communicator, fp8core_free(context, in));
+  rank_ok(communicator, fp8core_free(context, out));
+  free(host);
+}
+
 static void check_split(fp8comm_communicator *communicator, void *data) {
   const char *path = data;
   fp8core_context *context = context_of(communicator);
@@ -352,6 +444,7 @@ static void streams_and_splits(void **unused) {
     const int most = most_ranks(paths[p]);
     for (int ranks = 1; ranks <= most; ranks = ranks == 1 ? 3 : ranks + 2) {
       run_ranks(ranks, 0, check_overlap, (void *)(uintptr_t)paths[p]);
+      run_ranks(ranks, 0, check_order, (void *)(uintptr_t)paths[p]);
       run_ranks(ranks, 0, check_split, (void *)(uintptr_t)paths[p]);
     }
   }
@@ -396,22 +489,65 @@ static void check_arguments(fp8comm_communicator *communicator, void *data) {
   rank_ok(communicator, fp8core_free(context, device));
 }
 
-// NULL chooses NCCL where every rank has a GPU of its own; "nccl" says why not.
+typedef struct choice_case {
+  // Both ranks have one GPU.
+  int shared;
+  // Ranks, from 0 on, whose transport takes device memory.
+  int aware;
+} choice_case;
+
+// NULL chooses NCCL where every rank has a GPU of its own, else a transport that takes device memory on every rank; who
+// asks for one of them is told why not.
 static void check_choice(fp8comm_communicator *communicator, void *data) {
-  const int shared = *(const int *)data;
+  const choice_case *one = data;
   const int rank = fp8comm_communicator_rank(communicator);
-  fp8core_context *context = contexts[shared ? devices * rank : rank];
+  fp8core_context *context = contexts[one->shared ? devices * rank : rank];
   fp8comm_device_options options = fp8comm_device_options_default();
+  if (rank < one->aware) (void)make_aware(communicator);
   options.path = "nccl";
-  if (shared || path_count == 1) {
+  if (one->shared || !nccl) {
     rank_refused(communicator, fp8comm_communicator_use_device(communicator, context, &options),
-                 FP8CORE_ERROR_NOT_SUPPORTED,
-                 path_count == 1 ? "rank 0 has no NCCL" : "ranks 0 and 1 have the same GPU");
+                 FP8CORE_ERROR_NOT_SUPPORTED, !nccl ? "rank 0 has no NCCL" : "ranks 0 and 1 have the same GPU");
+  }
+  options.path = "ucx";
+  if (one->aware < 2) {
+    char text[128];
+    (void)snprintf(text, sizeof(text), "the transport \"threads\" of rank %d takes no memory of CUDA devices",
+                   one->aware);
+    rank_refused(communicator, fp8comm_communicator_use_device(communicator, context, &options),
+                 FP8CORE_ERROR_NOT_SUPPORTED, text);
+    if (rank >= one->aware)
+      rank_check(communicator, strstr(fp8core_last_error(), "(here: the transport \"threads\" moves host memory only)"),
+                 "\"%s\" lacks the reason", fp8core_last_error());
   }
   rank_ok(communicator, fp8comm_communicator_use_device(communicator, context, NULL));
-  const char *right = shared || path_count == 1 ? "staged" : "nccl",
+  const char *right = !one->shared && nccl ? "nccl"
+                      : one->aware == 2    ? "threads"
+                                           : "staged",
              *path = fp8comm_communicator_device_path(communicator);
   rank_check(communicator, strcmp(path, right) == 0, "path is %s, expected %s", path, right);
+}
+
+// With one rank nothing travels, so the transport bears every memory.
+static void check_alone(void) {
+  static const char *const wanted[] = {NULL, "staged", "ucx", "self"};
+  static const char *const right[] = {"staged", "staged", "self", "self"};
+  for (size_t i = 0; i < COUNT(wanted); i++) {
+    fp8comm_communicator *alone;
+    float values[100], back[100];
+    assert_ok(fp8comm_communicator_create(&alone, 0, 1, NULL, NULL, NULL));
+    assert_ok(use(alone, wanted[i]));
+    assert_string_equal(fp8comm_communicator_device_path(alone), right[i]);
+    for (int j = 0; j < 100; j++) values[j] = (float)(j + (int)i);
+    float *in = on_device(contexts[0], values, sizeof(values)), *out = on_device(contexts[0], NULL, sizeof(values));
+    assert_true(in && out);
+    assert_ok(fp8comm_all_gather(alone, in, out, 100, FP8COMM_FP32));
+    assert_ok(fp8core_copy(contexts[0], back, out, sizeof(back)));
+    assert_memory_equal(back, values, sizeof(values));
+    assert_ok(fp8core_free(contexts[0], in));
+    assert_ok(fp8core_free(contexts[0], out));
+    fp8comm_communicator_destroy(&alone);
+  }
 }
 
 static void arguments(void **unused) {
@@ -422,10 +558,13 @@ static void arguments(void **unused) {
   run_ranks(2, 0, check_arguments, host);
   fp8core_context_destroy(&host);
   assert_string_equal(fp8comm_communicator_device_path(NULL), "none");
-  int shared = 1;
-  if (devices < MOST_RANKS) run_ranks(2, 0, check_choice, &shared);
-  shared = 0;
-  if (devices > 1) run_ranks(2, 0, check_choice, &shared);
+  check_alone();
+  for (int aware = 0; aware <= (strcmp(paths[path_count - 1], "threads") == 0 ? 2 : 0); aware++) {
+    choice_case one = {1, aware};
+    if (devices < MOST_RANKS) run_ranks(2, 0, check_choice, &one);
+    one.shared = 0;
+    if (devices > 1) run_ranks(2, 0, check_choice, &one);
+  }
 }
 
 // --- Ranks that do not agree, do not come, or leave ---
@@ -577,7 +716,11 @@ int main(void) {
     printf("a context on device %d: %s\n", i % devices, fp8core_last_error());
     return 1;
   }
-  path_count += (size_t)have_nccl();
+  nccl = have_nccl();
+  if (nccl) paths[path_count++] = "nccl";
+#if defined(FP8_TEST_EMULATED)
+  paths[path_count++] = "threads";
+#endif
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   for (int i = 0; i < MOST_RANKS; i++) fp8core_context_destroy(&contexts[i]);
   return failed;

@@ -1,6 +1,6 @@
 // The gradient reducer on CUDA against the one on the CPU: means, scales, statistics and states are the same bits,
 // whatever algorithm, formats, owners and path. Ranks are threads, on as many GPUs as there are; in
-// check_gradient_emulated CUDA and NCCL are played.
+// check_gradient_emulated CUDA and NCCL are played, and the transport takes device memory ("threads").
 #include "../comm/ranks.h"
 
 #include <math.h>
@@ -9,6 +9,10 @@
 #include <string.h>
 
 #include "fp8core/cuda.h"
+#if defined(FP8_TEST_EMULATED)
+#  include "aware.h"
+#  include "fake_cuda.h"
+#endif
 
 #define MOST_RANKS 4
 #define TENSORS 6
@@ -17,7 +21,8 @@
 
 static fp8core_context *contexts[MOST_RANKS];
 static int devices;
-// Staged; and NCCL, unless it is missing.
+// Staged; NCCL, unless it is missing; the transport's own, in emulations.
+static const char *paths[3] = {"staged"};
 static size_t path_count = 1;
 
 // Rows, columns, and elements between the rows' starts.
@@ -174,6 +179,9 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
   options.inputs_have_amax = one->known;
   if (one->owners) options.owners = owners;
   device.path = one->path;
+#if defined(FP8_TEST_EMULATED)
+  if (strcmp(one->path, "threads") == 0) aware_make(communicator);
+#endif
   rank_ok(communicator, fp8core_context_create(&cpu, NULL));
   rank_refused(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &options),
                FP8CORE_ERROR_INVALID_ARGUMENT, "expected one that it was given by fp8comm_communicator_use_device()");
@@ -186,6 +194,9 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
   rank_ok(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &options));
   rank_check(communicator, fp8comm_gradient_buckets(on_cuda) > 2, "there are %lld buckets",
              (long long)fp8comm_gradient_buckets(on_cuda));
+  unsigned char states[2][512];
+  const size_t bytes = fp8comm_gradient_saved_bytes(on_cuda);
+  rank_check(communicator, bytes <= sizeof(states[0]), "the state has %zu bytes", bytes);
   for (int step = 0; step < STEPS; step++) {
     for (int i = 0; i < TENSORS; i++) {
       // An FP8 mean of the step before is a gradient of the next: its scale is the one that is written.
@@ -241,9 +252,6 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
                  fp8core_dtype_name(host_inputs[i].dtype), fp8core_dtype_name(host_outputs[i].dtype), what);
     }
   }
-  unsigned char states[2][512];
-  const size_t bytes = fp8comm_gradient_saved_bytes(on_cuda);
-  rank_check(communicator, bytes <= sizeof(states[0]), "the state has %zu bytes", bytes);
   rank_ok(communicator, fp8comm_gradient_save(on_cpu, states[0], bytes));
   rank_ok(communicator, fp8comm_gradient_save(on_cuda, states[1], bytes));
   rank_check(communicator, memcmp(states[0], states[1], bytes) == 0, "the states differ");
@@ -254,6 +262,30 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
     free_pair(context, &inputs[i]);
     free_pair(context, &outputs[i]);
   }
+}
+
+// Where codes can be added up on the GPU, they do not come to the host but with NaNs, one tensor of one step's.
+// *staged: what does where they come to it.
+static void run_case(int ranks, gradient_case *one, unsigned long long *staged) {
+#if defined(FP8_TEST_EMULATED)
+  const unsigned long long before = fake_page_locked_bytes(), sent = aware_sent_bytes();
+  run_ranks(ranks, 0, check_case, one);
+  const unsigned long long copied = fake_page_locked_bytes() - before;
+  const int direct = ranks > 1 && one->algorithm == FP8COMM_TWO_SHOT && !one->measure_snr;
+  unsigned long long codes = 0;
+  for (int i = 0; i < TENSORS; i++) codes += (unsigned long long)(shapes[i][0] * shapes[i][1]);
+  assert_int_equal(aware_sent_bytes() > sent, direct && strcmp(one->path, "threads") == 0);
+  if (strcmp(one->path, "staged") == 0) {
+    *staged = copied;
+  } else if (direct && !one->owners) {
+    assert_true(copied + STEPS * (unsigned long long)ranks * codes < *staged);
+  } else if (direct) {
+    assert_true(copied < *staged);
+  }
+#else
+  (void)staged;
+  run_ranks(ranks, 0, check_case, one);
+#endif
 }
 
 static void same_as_on_the_cpu(void **unused) {
@@ -271,14 +303,14 @@ static void same_as_on_the_cpu(void **unused) {
     {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0},
     {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0},
   };
-  static const char *const paths[] = {"staged", "nccl"};
-  for (size_t p = 0; p < path_count; p++) {
-    for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
-      if (p == 1 && ranks > devices) continue;
-      for (size_t i = 0; i < COUNT(cases); i++) {
+  for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
+      unsigned long long staged = 0;
+      for (size_t p = 0; p < path_count; p++) {
+        if (strcmp(paths[p], "nccl") == 0 && ranks > devices) continue;
         gradient_case one = cases[i];
         one.path = paths[p];
-        run_ranks(ranks, 0, check_case, &one);
+        run_case(ranks, &one, &staged);
       }
     }
   }
@@ -311,7 +343,10 @@ int main(void) {
     printf("a context on device %d: %s\n", i % devices, fp8core_last_error());
     return 1;
   }
-  path_count += (size_t)have_nccl();
+  if (have_nccl()) paths[path_count++] = "nccl";
+#if defined(FP8_TEST_EMULATED)
+  paths[path_count++] = "threads";
+#endif
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   for (int i = 0; i < MOST_RANKS; i++) fp8core_context_destroy(&contexts[i]);
   return failed;

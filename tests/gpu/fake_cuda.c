@@ -3,8 +3,8 @@
 // NVIDIA's documentation of cublasLtMatmul() is about types, layouts and alignment, so that the backend's choice among
 // its ways is tested.
 //
-// Copies from and to page-locked memory are done when an event behind them is asked for, one each time, so that who
-// does not wait for them shows.
+// Copies that CUDA does later (between device memories, from and to page-locked memory) are done when an event behind
+// them is asked for, one each time, and so are waits for another stream's; so that who does not wait for them shows.
 //
 // FP8_FAKE_CAPABILITY is the compute capability of the GPU that it plays: 80, 89, 90 (default) or 100. FP8_FAKE_DEVICES
 // is how many there are, 2 by default.
@@ -137,17 +137,20 @@ cudaError_t cudaFreeHost(void *pointer) {
 
 // --- Streams ---
 
+// Or a wait, until the stream `of` has done so many.
 typedef struct copy {
   struct copy *next;
   void *destination;
   const void *source;
   size_t bytes;
+  struct stream *of;
+  uint64_t copies;
 } copy;
 
 typedef struct stream {
   // Work of NCCL's that the stream was given last.
   fake_work *work;
-  // Copies that are still to be done, and how many there were ever, and were done.
+  // Copies and waits that are still to be done, and how many there were ever, and were done.
   copy *first;
   copy *last;
   uint64_t given;
@@ -171,12 +174,31 @@ void fake_stream_put(void *handle, fake_work *work) {
   to->work = work;
 }
 
+static _Atomic unsigned long long page_locked_bytes;
+
+unsigned long long fake_page_locked_bytes(void) { return atomic_load(&page_locked_bytes); }
+
 static void do_copy(stream *of) {
   copy *one = of->first;
   of->first = one->next;
-  memcpy(one->destination, one->source, one->bytes);
+  while (one->of && one->of->done < one->copies) do_copy(one->of);
+  if (!one->of) memcpy(one->destination, one->source, one->bytes);
   free(one);
   of->done++;
+}
+
+static cudaError_t put_copy(stream *to, copy what) {
+  copy *one = malloc(sizeof(*one));
+  if (!one) return cudaErrorMemoryAllocation;
+  *one = what;
+  if (to->first) {
+    to->last->next = one;
+  } else {
+    to->first = one;
+  }
+  to->last = one;
+  to->given++;
+  return cudaSuccess;
 }
 
 void fake_stream_flush(void *handle) {
@@ -233,9 +255,9 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t to, cudaEvent_t handle, unsigned flags) {
   const event *mark = (const event *)(const void *)handle;
   (void)flags;
-  while (mark->of && mark->of->done < mark->copies) do_copy(mark->of);
   if (mark->work && !atomic_load(&mark->work->done)) fake_stream_put(to, mark->work);
-  return cudaSuccess;
+  if (!mark->of || mark->of->done >= mark->copies) return cudaSuccess;
+  return put_copy((stream *)(void *)to, (copy){NULL, NULL, NULL, 0, mark->of, mark->copies});
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
@@ -268,25 +290,15 @@ cudaError_t cudaFree(void *pointer) {
 cudaError_t cudaMemcpyAsync(void *destination, const void *source, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t handle) {
   stream *to = (stream *)(void *)handle;
-  range found;
+  range from, into;
   (void)kind;
-  const int later =
-    to && ((find_range(destination, &found) && found.page_locked) || (find_range(source, &found) && found.page_locked));
-  if (!later) {
-    fake_stream_flush(to);
-    memcpy(destination, source, bytes);
-    return cudaSuccess;
-  }
-  copy *one = malloc(sizeof(*one));
-  if (!one) return cudaErrorMemoryAllocation;
-  *one = (copy){NULL, destination, source, bytes};
-  if (to->first) {
-    to->last->next = one;
-  } else {
-    to->first = one;
-  }
-  to->last = one;
-  to->given++;
+  const int from_known = find_range(source, &from), into_known = find_range(destination, &into);
+  const int page_locked = (from_known && from.page_locked) || (into_known && into.page_locked);
+  if (page_locked) (void)atomic_fetch_add(&page_locked_bytes, bytes);
+  if (to && (page_locked || (from_known && into_known)))
+    return put_copy(to, (copy){NULL, destination, source, bytes, NULL, 0});
+  fake_stream_flush(to);
+  memcpy(destination, source, bytes);
   return cudaSuccess;
 }
 

@@ -15,6 +15,9 @@ typedef struct fake_work {
 // The stream is not past the work until it is done.
 void fake_stream_put(void *stream, fake_work *work);
 void fake_work_release(fake_work *work);
+
+// Bytes that copies have moved between page-locked host memory and elsewhere, so far, of all threads.
+unsigned long long fake_page_locked_bytes(void);
 #endif
 
 // Does what a stream was given and has not done: before kernels, which run at once.

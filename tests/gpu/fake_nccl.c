@@ -300,6 +300,7 @@ static ncclResult_t fake_ncclCommGetAsyncError(ncclComm_t communicator, ncclResu
     group **link = &communicator->groups;
     while (*link) link = &(*link)->next;
     *link = communicator->given;
+    fake_stream_flush(communicator->given_stream);
     fake_stream_put(communicator->given_stream, communicator->given->work);
     communicator->given = NULL;
     *result = ncclInProgress;

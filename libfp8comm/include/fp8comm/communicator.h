@@ -128,7 +128,7 @@ FP8COMM_API const char *fp8comm_communicator_transport(const fp8comm_communicato
 
 /** Bytes that this rank has sent through the transport since creation, counted by the transport, of this communicator
  * and all that splits connect with it, and those that it has told others to read in place instead; what NCCL sends of
- * device memory is not counted. NULL gives 0. */
+ * device memory is not counted, what UCX sends is. NULL gives 0. */
 FP8COMM_API uint64_t fp8comm_communicator_bytes_sent(const fp8comm_communicator *communicator);
 
 /** Replaces the timeout for calls from now on. FP8CORE_ERROR_INVALID_ARGUMENT out of range. */

@@ -10,17 +10,21 @@
  * later work of the context overlaps with requests. A request that is done is done on the device too: what is given to
  * any stream afterwards sees its results. Not within a CUDA graph: FP8CORE_ERROR_DEVICE while the stream is captured.
  *
- * Two ways lead to other ranks:
+ * Three ways lead to other ranks:
  *
  * - "nccl": NCCL, loaded when it is first wanted (libnccl.so.2, 2.14 or later), with a GPU for each rank. Sums are
  *   NCCL's: the same bits on every rank, and from run to run on the same machines, but 16-bit sums may be rounded more
  *   than once, and NaNs and signed zeros of minima and maxima are NCCL's. E4M3 and E5M2 have all reductions (of the
  *   codes' values, without scales) from NCCL 2.24 and compute capability 9.0 on, else FP8CORE_ERROR_NOT_SUPPORTED.
+ * - "ucx": UCX moves device memory as it moves host memory, where it was built with CUDA; several ranks may share a
+ *   GPU. What only moves goes this way (gathers, all-to-all, broadcast, messages, and the codes of two-shot reducers);
+ *   sums of all-reduce and reduce-scatter are staged. The device is the calling thread's current one within calls. The
+ *   context is best made before the communicator: some versions of UCX look for the device only then.
  * - "staged": copies through page-locked host memory, in chunks, around the algorithms for host memory; for every
  *   transport, several ranks may share a GPU. Sums are added in an order that depends on count, chunk and ranks only.
  *   A communicator of one rank copies from device to device.
  *
- * Over either way ranks must agree, as with host memory: every rank's operation, sizes, dtype, reduction, root and kind
+ * Over any way ranks must agree, as with host memory: every rank's operation, sizes, dtype, reduction, root and kind
  * of memory travel over the host's transport beside the data, and NCCL is given a collective only when the rank before
  * this one agrees, so that ranks that do not are named. Failures and timeouts are those of communicator.h: the time
  * counts from the call, work that the stream was given before it included. A rank that the transport knows to be gone
@@ -47,8 +51,9 @@ extern "C" {
 typedef struct fp8comm_device_options {
   /** sizeof(fp8comm_device_options) as the caller was compiled; another one is FP8CORE_ERROR_VERSION_MISMATCH. */
   size_t size;
-  /** "nccl", "staged", or NULL: NCCL where there are several ranks and each has it and a GPU of its own, else staged.
-   * Read during the call. The same on every rank. */
+  /** "nccl"; "ucx", or the transport's name, for the transport itself; "staged"; or NULL: with several ranks NCCL where
+   * each has it and a GPU of its own, else the transport where every rank's takes device memory, else staged. Read
+   * during the call. The same on every rank. */
   const char *path;
 } fp8comm_device_options;
 
@@ -69,14 +74,17 @@ static inline fp8comm_device_options fp8comm_device_options_default(void) {
  * \param options NULL for the defaults.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT when a pointer is NULL, the context is a CPU's, the path is unknown or not the
  *         same on all ranks, the communicator has a device already, or one that a split connects with it has another
- *         context; FP8CORE_ERROR_NOT_SUPPORTED in a build without CUDA, and for "nccl" where some rank has none or
- *         shares a GPU, on every rank, which the message names; FP8CORE_ERROR_VERSION_MISMATCH;
+ *         context; FP8CORE_ERROR_NOT_SUPPORTED in a build without CUDA, and, on every rank, for "nccl" where some rank
+ *         has none or shares a GPU, and for "ucx" where some rank's transport takes no device memory (another one than
+ *         UCX, or a UCX without CUDA; with one rank anything serves): the message names the rank;
+ *         FP8CORE_ERROR_VERSION_MISMATCH;
  *         FP8CORE_ERROR_DEVICE when CUDA or NCCL fails; those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_communicator_use_device(fp8comm_communicator *communicator, fp8core_context *context,
                                                            const fp8comm_device_options *options);
 
-/** "nccl" or "staged"; "none" for NULL and for a communicator without a device. Static storage; thread-safe. */
+/** "nccl", "staged", or the transport's name ("ucx") where that moves device memory itself; "none" for NULL and for a
+ * communicator without a device. Static storage; thread-safe. */
 FP8COMM_API const char *fp8comm_communicator_device_path(const fp8comm_communicator *communicator);
 
 #ifdef __cplusplus

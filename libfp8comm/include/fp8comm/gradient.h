@@ -7,10 +7,10 @@
  *
  * The mean has the same bits on every rank and from run to run, on any number of threads, any CPU tier, and CUDA.
  * Gradients and means lie in the memory of the context's device. On CUDA amaxes and casts are the GPU's, on the
- * communicator's own stream there; codes come to the host to travel and to be added up, but of two-shot over NCCL
- * (without \p measure_snr) they stay on the GPU. Threads: one at a time, as communicator and context are. Statuses,
- * failures and messages: communicator.h. A failure of the communicator within a call leaves the reducer good for
- * nothing but fp8comm_gradient_destroy().
+ * communicator's own stream there; codes come to the host to travel and to be added up, but of two-shot over NCCL or a
+ * transport that takes device memory (without \p measure_snr) they stay on the GPU. Threads: one at a time, as
+ * communicator and context are. Statuses, failures and messages: communicator.h. A failure of the communicator within a
+ * call leaves the reducer good for nothing but fp8comm_gradient_destroy().
  *
  * A gradient with an infinity or a NaN on any rank: every rank learns of it in the same call (the result, and the
  * tensor's statistics), the mean of that tensor is NaN throughout, so that an optimizer that looks skips the step, and
@@ -161,9 +161,9 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
  * \param reducer receives the handle, NULL on failure.
  * \param communicator, context must outlive the reducer. A CPU's context does casts and sums with its threads. One of a
  *        CUDA device must be that of fp8comm_communicator_use_device(). Then the memory on the host is page-locked, and
- *        the device holds for each bucket in flight the bytes of the largest one: twice those over NCCL; 4 an element
- *        more of this rank's part with NCCL or \p owners, of all with \p measure_snr. Sums on the host are done by as
- *        many threads as a CPU context has by default.
+ *        the device holds for each bucket in flight the bytes of the largest one: twice those where codes stay on the
+ *        GPU; 4 an element more of this rank's part then or with \p owners, of all with \p measure_snr. Sums on the
+ *        host are done by as many threads as a CPU context has by default.
  * \param tensors at least 1.
  * \param elements of each tensor, at least 0; read during the call.
  * \param options NULL for the defaults.

@@ -25,6 +25,12 @@ static void leave(const fp8comm_cuda *cuda, int previous) {
   if (previous != cuda->device) (void)cudaSetDevice(previous);
 }
 
+// Also where it is the current one: a driver has a context for the thread then, which what is no runtime call needs.
+static fp8core_status cuda_enter(const fp8comm_cuda *cuda, int *previous) {
+  FP8COMM_TRY(check(cudaGetDevice(previous), "cudaGetDevice"));
+  return check(cudaSetDevice(cuda->device), "cudaSetDevice");
+}
+
 static void cuda_close(fp8comm_cuda *cuda) {
   int previous = cuda->device;
   const fp8core_status entered = enter(cuda, &previous);
@@ -154,6 +160,8 @@ static fp8core_status cuda_sum(fp8comm_cuda *cuda, const fp8comm_sum_job *job) {
 
 static const fp8comm_cuda_functions functions = {
   .close = cuda_close,
+  .enter = cuda_enter,
+  .leave = leave,
   .find = cuda_find,
   .follow = cuda_follow,
   .copy = cuda_copy,

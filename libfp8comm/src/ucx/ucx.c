@@ -130,6 +130,8 @@ struct ucx_endpoint {
   fp8comm_control_callback on_control;
   void *on_control_data;
   ucp_context_h context;
+  // Bits of ucs_memory_type_t, of what messages may lie in.
+  uint64_t memory_types;
   ucp_worker_h worker;
   // -1: the worker cannot be waited for.
   int event_fd;
@@ -486,27 +488,39 @@ static fp8core_status result_of(ucx_endpoint *ucx, fp8comm_operation *operation)
   return say_gone(ucx, peer);
 }
 
-static int is_by_offer(const ucx_endpoint *ucx, int peer, size_t bytes) {
-  return bytes >= FP8COMM_CMA_LEAST && ucx->peers[peer].reads;
+// Another process's device memory cannot be read so.
+static int is_by_offer(const ucx_endpoint *ucx, int peer, size_t bytes, fp8comm_memory memory) {
+  return bytes >= FP8COMM_CMA_LEAST && memory == FP8COMM_MEMORY_HOST && ucx->peers[peer].reads;
+}
+
+static int takes_cuda(const ucx_endpoint *ucx) { return (ucx->memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0; }
+
+// A UCX that knows several kinds of memory looks each address up, which host memory can be spared. It tells device
+// memory from managed memory, which travel differently, so that is left to it.
+static void describe_memory(const ucx_endpoint *ucx, fp8comm_memory memory, ucp_request_param_t *parameters) {
+  if (memory != FP8COMM_MEMORY_HOST || !takes_cuda(ucx)) return;
+  parameters->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  parameters->memory_type = UCS_MEMORY_TYPE_HOST;
 }
 
 // UCX's part of it, and what follows on an offer.
 static int has_ended(const fp8comm_operation *operation) { return operation->ended && !operation->offer_link; }
 
 static fp8core_status ucx_send(fp8comm_endpoint *endpoint, int peer, uint64_t tag, const void *data, size_t bytes,
-                               fp8comm_operation **operation) {
+                               fp8comm_memory memory, fp8comm_operation **operation) {
   ucx_endpoint *const ucx = (ucx_endpoint *)endpoint;
   *operation = NULL;
   if (ucx->peers[peer].gone_since > 0) return say_gone(ucx, peer);
   FP8COMM_TRY(connect_peer(ucx, peer));
   fp8comm_operation *const sending = take_operation(ucx, peer, 0, bytes);
   if (!sending) return no_memory();
-  const ucp_request_param_t parameters = {
+  ucp_request_param_t parameters = {
     .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA, .cb.send = on_sent, .user_data = sending};
+  describe_memory(ucx, memory, &parameters);
   const ucp_tag_t full_tag = (ucp_tag_t)ucx->rank << FP8COMM_TAG_BITS | tag;
   const void *content = data ? data : "";
   size_t content_bytes = bytes;
-  if (is_by_offer(ucx, peer, bytes)) {
+  if (is_by_offer(ucx, peer, bytes, memory)) {
     sending->by_offer = 1;
     sending->offer = (offer){(uint64_t)(uintptr_t)data, bytes, ucx->next_offer++};
     link_offer(&ucx->offered, sending);
@@ -530,7 +544,7 @@ static fp8core_status ucx_send(fp8comm_endpoint *endpoint, int peer, uint64_t ta
 }
 
 static fp8core_status ucx_receive(fp8comm_endpoint *endpoint, int peer, uint64_t tag, void *data, size_t bytes,
-                                  fp8comm_operation **operation) {
+                                  fp8comm_memory memory, fp8comm_operation **operation) {
   ucx_endpoint *const ucx = (ucx_endpoint *)endpoint;
   static char nothing;
   *operation = NULL;
@@ -538,14 +552,15 @@ static fp8core_status ucx_receive(fp8comm_endpoint *endpoint, int peer, uint64_t
   if (ucx->peers[peer].gone_since == 0) FP8COMM_TRY(connect_peer(ucx, peer));
   fp8comm_operation *const receiving = take_operation(ucx, peer, 1, bytes);
   if (!receiving) return no_memory();
-  const ucp_request_param_t parameters = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                                                          UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
-                                          .cb.recv = on_received,
-                                          .user_data = receiving};
+  ucp_request_param_t parameters = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                                                    UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
+                                    .cb.recv = on_received,
+                                    .user_data = receiving};
+  describe_memory(ucx, memory, &parameters);
   const ucp_tag_t full_tag = (ucp_tag_t)peer << FP8COMM_TAG_BITS | tag;
   void *place = data ? data : &nothing;
   size_t place_bytes = bytes;
-  if (is_by_offer(ucx, peer, bytes)) {
+  if (is_by_offer(ucx, peer, bytes, memory)) {
     receiving->by_offer = 1;
     receiving->place = data;
     place = &receiving->offer;
@@ -678,6 +693,14 @@ static void ucx_wait(fp8comm_endpoint *endpoint, int milliseconds) {
 
 static int ucx_is_gone(const fp8comm_endpoint *endpoint, int peer) {
   return ((const ucx_endpoint *)endpoint)->peers[peer].gone_since > 0;
+}
+
+static fp8core_status ucx_check_cuda(const fp8comm_endpoint *endpoint) {
+  if (takes_cuda((const ucx_endpoint *)endpoint)) return FP8CORE_OK;
+  return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
+                                "UCX %s takes no CUDA memory: expected one that was built with CUDA, on a machine with "
+                                "a GPU, and cuda among UCX_TLS where that is set",
+                                ucp_get_version_string());
 }
 
 static uint64_t ucx_bytes_sent(const fp8comm_endpoint *endpoint) {
@@ -874,6 +897,10 @@ static fp8core_status open_worker(ucx_endpoint *ucx, const fp8comm_endpoint_opti
     ucx->context = NULL;
     return ucx_failed("ucp_init()", status);
   }
+  ucp_context_attr_t attributes = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+  status = ucp_context_query(ucx->context, &attributes);
+  if (status != UCS_OK) return ucx_failed("ucp_context_query()", status);
+  ucx->memory_types = attributes.memory_types;
   const ucp_worker_params_t worker_parameters = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
   status = ucp_worker_create(ucx->context, &worker_parameters, &ucx->worker);
@@ -1038,6 +1065,7 @@ const fp8comm_transport fp8comm_ucx_transport = {
   .send_control = ucx_send_control,
   .wait = ucx_wait,
   .is_gone = ucx_is_gone,
+  .check_cuda = ucx_check_cuda,
   .bytes_sent = ucx_bytes_sent,
   .share = ucx_share,
   .attach = ucx_attach,
