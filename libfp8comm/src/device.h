@@ -49,6 +49,9 @@ struct fp8comm_cuda_functions {
   void (*free)(fp8comm_cuda *cuda, void *memory);
   // Puts a sum of codes on the stream.
   fp8core_status (*sum)(fp8comm_cuda *cuda, const fp8comm_sum_job *job);
+  // The same of the two steps of error feedback.
+  fp8core_status (*measure_corrected)(fp8comm_cuda *cuda, const fp8comm_feedback_job *job);
+  fp8core_status (*cast_corrected)(fp8comm_cuda *cuda, const fp8comm_feedback_job *job);
 };
 
 // From a context of a CUDA device, as far as it says.

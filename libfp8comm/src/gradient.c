@@ -25,7 +25,7 @@ typedef struct gradient_bucket {
   size_t elements;
   fp8comm_parts parts;
   int started;
-  // What roundings of the mean of this rank's part have lost, in BF16, or NULL.
+  // What roundings of the mean of this rank's part have lost, in BF16, where they are rounded; or NULL.
   uint16_t *lost;
 } gradient_bucket;
 
@@ -53,9 +53,11 @@ typedef struct device_record {
   float amax;
   float input_scale_inverse;
   float wire_scale;
+  float wire_scale_inverse;
   float mean_scale_inverse;
   float output_scale;
   float output_scale_inverse;
+  float sum_scale;
   float sum_scale_inverse;
   float mean_amax;
   fp8core_cast_statistics statistics;
@@ -130,9 +132,12 @@ struct fp8comm_gradient_reducer {
   // Whether means are for their owners only; where each rank's part begins, in each bucket.
   int owned;
   size_t *begins;
-  // Errors of casts, of all tensors, and of means, of this rank's parts; or NULL.
+  // Errors of casts, of all tensors, and of means, of this rank's parts; or NULL. On a GPU the former are there, and
+  // the latter where sums are.
   uint16_t *lost;
   size_t lost_bytes;
+  uint16_t *lost_means;
+  size_t lost_means_bytes;
   int slot_count;
   gradient_slot *slots;
   uint64_t tickets;
@@ -439,7 +444,7 @@ static int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride ==
 static fp8core_status add_lost(const gradient_slot *slot, float *values, const uint16_t *lost, size_t elements,
                                float times) {
   FP8COMM_TRY(convert(slot, slot->other_chunk, FP8CORE_FP32, lost, FP8CORE_BF16, elements, NULL));
-  for (size_t i = 0; i < elements; i++) values[i] += times * slot->other_chunk[i];
+  for (size_t i = 0; i < elements; i++) values[i] = fp8comm_corrected_rule(values[i], slot->other_chunk[i], times);
   return FP8CORE_OK;
 }
 
@@ -450,7 +455,7 @@ static fp8core_status note_lost(const gradient_slot *slot, uint16_t *lost, float
   const fp8core_tensor wide = vector(slot->other_chunk, FP8CORE_FP32, elements);
   stored.scale_inverse = scale_inverse;
   FP8COMM_TRY(fp8core_cast(slot->reducer->context, NULL, &stored, &wide));
-  for (size_t i = 0; i < elements; i++) values[i] = values[i] * times - slot->other_chunk[i];
+  for (size_t i = 0; i < elements; i++) values[i] = fp8comm_lost_rule(values[i], times, slot->other_chunk[i]);
   return convert(slot, lost, FP8CORE_BF16, values, FP8CORE_FP32, elements, NULL);
 }
 
@@ -707,6 +712,79 @@ static void build_device_wait(fp8comm_request *request) {
   fp8comm_add_step(request, FP8COMM_STEP_DEVICE_WAIT, 0);
 }
 
+// The values of a gradient with what casts of it have lost.
+static fp8comm_feedback_job corrected_on_device(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  const fp8core_tensor *input = &tensor->input;
+  const fp8comm_feedback_job job = {
+    .count = tensor->elements,
+    .dtype = input->dtype,
+    .values = input->data,
+    .columns = is_dense(input) ? tensor->elements : input->shape[input->dimensions - 1],
+    .stride = is_dense(input) ? tensor->elements : input->row_stride,
+    .values_scale_inverse = &device_record_of(slot->reducer, tensor)->input_scale_inverse,
+    .lost = tensor->lost,
+    .wire = slot->reducer->wire,
+  };
+  return job;
+}
+
+static fp8core_status measure_corrected_on_device(gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  fp8comm_cuda *cuda = slot->reducer->cuda;
+  fp8comm_feedback_job job = corrected_on_device(slot, tensor);
+  job.amax = &device_record_of(slot->reducer, tensor)->amax;
+  slot->request->copying = 1;
+  return cuda->functions->measure_corrected(cuda, &job);
+}
+
+static fp8core_status quantise_corrected_on_device(gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  fp8comm_cuda *cuda = slot->reducer->cuda;
+  device_record *record = device_record_of(slot->reducer, tensor);
+  fp8comm_feedback_job job = corrected_on_device(slot, tensor);
+  job.codes = device_code_at(slot, tensor->offset);
+  job.scale = &record->wire_scale;
+  job.code_scale_inverse = &record->wire_scale_inverse;
+  job.statistics = &record->statistics;
+  slot->request->copying = 1;
+  return cuda->functions->cast_corrected(cuda, &job);
+}
+
+// Sums of this rank's part, from its element `first` on, with what roundings of the mean have lost.
+static fp8comm_feedback_job corrected_sums_on_device(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor,
+                                                     size_t first, size_t elements) {
+  const device_record *record = device_record_of(slot->reducer, tensor);
+  const fp8comm_feedback_job job = {
+    .count = (int64_t)elements,
+    .dtype = FP8CORE_FP32,
+    .values = slot->device_sum + first,
+    .columns = (int64_t)elements,
+    .stride = (int64_t)elements,
+    .lost = slot->bucket->lost + first,
+    .lost_scale = &record->sum_scale,
+    .scale_inverse = &record->sum_scale_inverse,
+    .wire = slot->reducer->wire,
+  };
+  return job;
+}
+
+static fp8core_status measure_corrected_sums_on_device(gradient_slot *slot, const fp8comm_gradient_tensor *tensor,
+                                                       size_t first, size_t elements) {
+  fp8comm_cuda *cuda = slot->reducer->cuda;
+  fp8comm_feedback_job job = corrected_sums_on_device(slot, tensor, first, elements);
+  job.amax = &device_record_of(slot->reducer, tensor)->mean_amax;
+  return cuda->functions->measure_corrected(cuda, &job);
+}
+
+static fp8core_status requantise_corrected_on_device(gradient_slot *slot, const fp8comm_gradient_tensor *tensor,
+                                                     size_t first, size_t elements) {
+  fp8comm_cuda *cuda = slot->reducer->cuda;
+  const device_record *record = device_record_of(slot->reducer, tensor);
+  fp8comm_feedback_job job = corrected_sums_on_device(slot, tensor, first, elements);
+  job.codes = device_code_at(slot, own_begin(slot) + first);
+  job.scale = &record->output_scale;
+  job.code_scale_inverse = &record->output_scale_inverse;
+  return cuda->functions->cast_corrected(cuda, &job);
+}
+
 // What measure() does, as far as it concerns the GPU. The scale of an input may be the one that this step writes later.
 static fp8core_status begin_on_device(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
@@ -724,7 +802,9 @@ static fp8core_status begin_on_device(gradient_slot *slot) {
     device_record *record = device_record_of(reducer, tensor);
     if (tensor->given_scale_inverse)
       FP8COMM_TRY(copy(slot, &record->input_scale_inverse, tensor->given_scale_inverse, sizeof(float)));
-    if (tensor->known_amax) {
+    if (tensor->lost) {
+      FP8COMM_TRY(measure_corrected_on_device(slot, tensor));
+    } else if (tensor->known_amax) {
       FP8COMM_TRY(copy(slot, &record->amax, tensor->known_amax, sizeof(float)));
     } else if (reducer->scaled) {
       FP8COMM_TRY(fp8core_amax(reducer->device_context, &tensor->input, &record->amax));
@@ -751,6 +831,8 @@ static fp8core_status upload_scales(gradient_slot *slot) {
     const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
     device_record *record = &slot->reducer->records[slot->bucket->first + i];
     record->wire_scale = tensor->statistics.wire_scale;
+    record->wire_scale_inverse = 1.0f / tensor->statistics.wire_scale;
+    record->sum_scale = tensor->sum_scale;
     record->sum_scale_inverse = tensor->sum_scale_inverse;
   }
   return upload_records(slot);
@@ -794,6 +876,10 @@ static fp8core_status sum_on_device(void *data) {
     size_t from;
     const size_t part = overlap(tensor, begin, begin + elements, &from);
     if (part == 0) continue;
+    if (slot->bucket->lost && !tensor->statistics.nonfinite && is_requantised(reducer, tensor)) {
+      FP8COMM_TRY(measure_corrected_sums_on_device(slot, tensor, from - begin, part));
+      continue;
+    }
     fp8core_tensor mean = device_vector(reducer, slot->device_sum + (from - begin), FP8CORE_FP32, part);
     mean.scale_inverse = &record->sum_scale_inverse;
     FP8COMM_TRY(fp8core_amax(reducer->device_context, &mean, &record->mean_amax));
@@ -827,6 +913,10 @@ static fp8core_status quantise_on_device(void *data) {
     // Nothing of it will be looked at.
     if (tensor->statistics.nonfinite) {
       FP8COMM_TRY(fp8core_zero(reducer->device_context, codes.data, (size_t)tensor->elements * reducer->element));
+      continue;
+    }
+    if (tensor->lost) {
+      FP8COMM_TRY(quantise_corrected_on_device(slot, tensor));
       continue;
     }
     if (reducer->scaled) {
@@ -882,6 +972,10 @@ static fp8core_status requantise_on_device(gradient_slot *slot) {
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
     if (elements == 0 || tensor->statistics.nonfinite || !is_requantised(reducer, tensor)) continue;
+    if (slot->bucket->lost) {
+      FP8COMM_TRY(requantise_corrected_on_device(slot, tensor, from - begin, elements));
+      continue;
+    }
     fp8core_tensor mean = device_vector(reducer, slot->device_sum + (from - begin), FP8CORE_FP32, elements);
     fp8core_tensor codes = device_vector(reducer, device_code_at(slot, from), reducer->wire, elements);
     mean.scale_inverse = &record->sum_scale_inverse;
@@ -1570,26 +1664,56 @@ static void divide_among_owners(fp8comm_gradient_reducer *reducer, gradient_buck
   bucket->parts.begins = begins;
 }
 
+static fp8core_status allocate_lost(const fp8comm_gradient_reducer *reducer, int on_device, size_t bytes,
+                                    uint16_t **lost) {
+  void *memory = NULL;
+  if (on_device) {
+    // Never NULL, as host memory never is.
+    FP8COMM_TRY(fp8core_alloc(reducer->device_context, bytes > 0 ? bytes : sizeof(**lost), &memory));
+  } else {
+    memory = fp8comm_allocate(bytes);
+    if (!memory)
+      return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory for errors",
+                                    bytes);
+  }
+  *lost = memory;
+  return FP8CORE_OK;
+}
+
+static fp8core_status zero_lost(const fp8comm_gradient_reducer *reducer, int on_device, uint16_t *lost, size_t bytes) {
+  if (!lost || bytes == 0) return FP8CORE_OK;
+  if (on_device) return fp8core_zero(reducer->device_context, lost, bytes);
+  memset(lost, 0, bytes);
+  return FP8CORE_OK;
+}
+
+static void free_lost(const fp8comm_gradient_reducer *reducer, int on_device, uint16_t *lost) {
+  if (!on_device) {
+    free(lost);
+  } else if (lost) {
+    (void)fp8core_free(reducer->device_context, lost);
+  }
+}
+
 // Makes room for the errors of error_feedback, all 0.
 static fp8core_status make_lost(fp8comm_gradient_reducer *reducer) {
   const int rank = reducer->communicator->rank, means = reducer->options.algorithm == FP8COMM_TWO_SHOT;
-  size_t elements = 0, used = 0;
-  for (int64_t i = 0; i < reducer->tensor_count; i++) elements += (size_t)reducer->tensors[i].elements;
+  const size_t element = sizeof(*reducer->lost);
+  size_t used = 0;
+  for (int64_t i = 0; i < reducer->tensor_count; i++)
+    reducer->lost_bytes += (size_t)reducer->tensors[i].elements * element;
   for (int64_t i = 0; i < reducer->bucket_count && means; i++)
-    elements += fp8comm_part_count(&reducer->buckets[i].parts, rank);
-  reducer->lost_bytes = elements * sizeof(*reducer->lost);
-  reducer->lost = fp8comm_allocate(reducer->lost_bytes);
-  if (!reducer->lost)
-    return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory for errors",
-                                  reducer->lost_bytes);
+    reducer->lost_means_bytes += fp8comm_part_count(&reducer->buckets[i].parts, rank) * element;
+  FP8COMM_TRY(allocate_lost(reducer, reducer->cuda != NULL, reducer->lost_bytes, &reducer->lost));
   for (int64_t i = 0; i < reducer->tensor_count; used += (size_t)reducer->tensors[i++].elements)
     reducer->tensors[i].lost = reducer->lost + used;
+  if (means) FP8COMM_TRY(allocate_lost(reducer, reducer->direct, reducer->lost_means_bytes, &reducer->lost_means));
+  used = 0;
   for (int64_t i = 0; i < reducer->bucket_count && means; i++) {
-    reducer->buckets[i].lost = reducer->lost + used;
+    reducer->buckets[i].lost = reducer->lost_means + used;
     used += fp8comm_part_count(&reducer->buckets[i].parts, rank);
   }
-  fp8comm_gradient_forget(reducer);
-  return FP8CORE_OK;
+  return fp8comm_gradient_forget(reducer);
 }
 
 // Elements of the largest bucket, and of the largest part of this rank's.
@@ -1631,8 +1755,8 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
   }
   const int snr = reducer->options.measure_snr;
   // What an owner's outputs on a GPU are cast from is a sum.
-  const int sums =
-    (!reducer->keeps || (reducer->cuda && reducer->owned)) && reducer->options.algorithm != FP8COMM_NATIVE;
+  const int sums = !reducer->direct && (!reducer->keeps || (reducer->cuda && reducer->owned)) &&
+                   reducer->options.algorithm != FP8COMM_NATIVE;
   const size_t ranks = (size_t)communicator->size;
   const int messages = !reducer->window;
   slot->codes =
@@ -1811,7 +1935,7 @@ static fp8core_status make(fp8comm_gradient_reducer *reducer, const int64_t *ele
     count_of * (sizeof(*reducer->tensors) + sizeof(*reducer->order) + sizeof(*reducer->buckets)) +
     (size_t)reducer->slot_count * sizeof(*reducer->slots);
   if (reducer->scaled && reducer->options.error_feedback) FP8COMM_TRY(make_lost(reducer));
-  reducer->memory_bytes += reducer->lost_bytes;
+  reducer->memory_bytes += reducer->lost_bytes + reducer->lost_means_bytes;
   reducer->digest = digest_of(reducer);
   return FP8CORE_OK;
 }
@@ -1866,9 +1990,6 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   }
   FP8COMM_TRY(read_options(given, &options));
   FP8COMM_TRY(check_lists(&options, tensors, communicator->size));
-  if (cuda && options.error_feedback)
-    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
-                                  "error_feedback is 1, expected 0 for a context on a GPU, which has none");
   FP8COMM_TRY(fp8comm_check(communicator));
   fp8comm_gradient_reducer *made = calloc(1, sizeof(*made));
   if (!made) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a reducer");
@@ -1916,9 +2037,10 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
     free_slot(gone, &gone->slots[i]);
   }
   fp8comm_window_destroy(gone->communicator, &gone->window);
+  free_lost(gone, gone->cuda != NULL, gone->lost);
+  free_lost(gone, gone->direct, gone->lost_means);
   free_on_device(gone);
   free(gone->slots);
-  free(gone->lost);
   free(gone->begins);
   free(gone->buckets);
   free(gone->order);
@@ -2160,8 +2282,9 @@ size_t fp8comm_gradient_memory_bytes(const fp8comm_gradient_reducer *reducer) {
   return reducer ? reducer->memory_bytes : 0;
 }
 
-void fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer) {
-  if (reducer->lost) memset(reducer->lost, 0, reducer->lost_bytes);
+fp8core_status fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer) {
+  FP8COMM_TRY(zero_lost(reducer, reducer->cuda != NULL, reducer->lost, reducer->lost_bytes));
+  return zero_lost(reducer, reducer->direct, reducer->lost_means, reducer->lost_means_bytes);
 }
 
 fp8comm_gradient_tensor *fp8comm_gradient_tensors(const fp8comm_gradient_reducer *reducer, int64_t *tensor_count) {

@@ -10,7 +10,7 @@ typedef struct fp8comm_gradient_tensor {
   size_t offset;
   // The rank that its mean is for; -1: all.
   int owner;
-  // What casts of its values have lost, in BF16; NULL: nobody keeps it.
+  // What casts of its values have lost, in BF16, in the memory that the values lie in; NULL: nobody keeps it.
   uint16_t *lost;
   // The state: mu, and the amaxes of the last step's gradients and mean; negative: there was none.
   double mu;
@@ -41,6 +41,6 @@ fp8comm_gradient_tensor *fp8comm_gradient_tensors(const fp8comm_gradient_reducer
 // Limits of mu, and whether a step is in progress.
 void fp8comm_gradient_limits(const fp8comm_gradient_reducer *reducer, double *least, double *most, int *busy);
 // Sets the errors of error_feedback to 0.
-void fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer);
+fp8core_status fp8comm_gradient_forget(fp8comm_gradient_reducer *reducer);
 
 #endif

@@ -52,6 +52,12 @@ FP8CORE_RULE uint32_t fp8comm_native_add_rule(fp8core_dtype wire, uint32_t one, 
   return result.code;
 }
 
+// Error feedback. What is cast in place of a value: with what casts have lost before, times the value's own scale.
+FP8CORE_RULE float fp8comm_corrected_rule(float value, float lost, float times) { return value + times * lost; }
+
+// What a cast of value * times loses, whose code stands for `stored`.
+FP8CORE_RULE float fp8comm_lost_rule(float value, float times, float stored) { return value * times - stored; }
+
 // The share of values that saturated: of all ranks' casts, and of the additions for each element. An element that
 // saturates in several additions counts as often.
 FP8CORE_RULE double fp8comm_saturation_rule(uint64_t in_cast, uint64_t in_sum, int64_t elements, int ranks) {

@@ -138,6 +138,7 @@ fp8core_status fp8comm_gradient_load(fp8comm_gradient_reducer *reducer, const vo
   double least, most;
   int busy;
   fp8comm_gradient_limits(reducer, &least, &most, &busy);
+  FP8COMM_TRY(fp8comm_gradient_forget(reducer));
   for (int64_t i = 0; i < count; i++) {
     const unsigned char *record = from + HEADER_BYTES + record_bytes * (size_t)i;
     const double mu = mu_of(record);
@@ -146,6 +147,5 @@ fp8core_status fp8comm_gradient_load(fp8comm_gradient_reducer *reducer, const vo
     tensors[i].mu = mu < least ? least : mu > most ? most : mu;
     tensors[i].statistics.mu = tensors[i].statistics.next_mu = tensors[i].mu;
   }
-  fp8comm_gradient_forget(reducer);
   return FP8CORE_OK;
 }

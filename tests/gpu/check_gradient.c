@@ -1,6 +1,6 @@
 // The gradient reducer on CUDA against the one on the CPU: means, scales, statistics and states are the same bits,
-// whatever algorithm, formats, owners and path. Ranks are threads, on as many GPUs as there are; in
-// check_gradient_emulated CUDA and NCCL are played, and the transport takes device memory ("threads").
+// whatever algorithm, formats, owners and path, with error feedback and without. Ranks are threads, on as many GPUs as
+// there are; in check_gradient_emulated CUDA and NCCL are played, and the transport takes device memory ("threads").
 #include "../comm/ranks.h"
 
 #include <math.h>
@@ -38,6 +38,7 @@ typedef struct gradient_case {
   int in_place;
   // Inputs come with amaxes, which are too small, and tell nothing of a NaN.
   int known;
+  int feedback;
 } gradient_case;
 
 // A tensor in both memories; of FP8 with its scale.
@@ -177,6 +178,7 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
   options.bucket_bytes = 2500;
   options.mu_initial = 4;
   options.inputs_have_amax = one->known;
+  options.error_feedback = one->feedback;
   if (one->owners) options.owners = owners;
   device.path = one->path;
 #if defined(FP8_TEST_EMULATED)
@@ -186,10 +188,6 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
   rank_refused(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &options),
                FP8CORE_ERROR_INVALID_ARGUMENT, "expected one that it was given by fp8comm_communicator_use_device()");
   rank_ok(communicator, fp8comm_communicator_use_device(communicator, context, &device));
-  fp8comm_gradient_options other = options;
-  other.error_feedback = 1;
-  rank_refused(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &other),
-               FP8CORE_ERROR_NOT_SUPPORTED, "error_feedback is 1, expected 0 for a context on a GPU");
   rank_ok(communicator, fp8comm_gradient_create(&on_cpu, communicator, cpu, TENSORS, elements, &options));
   rank_ok(communicator, fp8comm_gradient_create(&on_cuda, communicator, context, TENSORS, elements, &options));
   rank_check(communicator, fp8comm_gradient_buckets(on_cuda) > 2, "there are %lld buckets",
@@ -198,6 +196,12 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
   const size_t bytes = fp8comm_gradient_saved_bytes(on_cuda);
   rank_check(communicator, bytes <= sizeof(states[0]), "the state has %zu bytes", bytes);
   for (int step = 0; step < STEPS; step++) {
+    // What the CPU's has forgotten the GPU's must not remember.
+    if (step == STEPS - 1 && one->feedback && one->in_place) {
+      rank_ok(communicator, fp8comm_gradient_save(on_cpu, states[0], bytes));
+      rank_ok(communicator, fp8comm_gradient_load(on_cpu, states[0], bytes));
+      rank_ok(communicator, fp8comm_gradient_load(on_cuda, states[0], bytes));
+    }
     for (int i = 0; i < TENSORS; i++) {
       // An FP8 mean of the step before is a gradient of the next: its scale is the one that is written.
       const int again = one->in_place && step == 3 && outputs[i].host.dtype == one->wire && scaled;
@@ -291,17 +295,22 @@ static void run_case(int ranks, gradient_case *one, unsigned long long *staged) 
 static void same_as_on_the_cpu(void **unused) {
   (void)unused;
   static const gradient_case cases[] = {
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 1, 1, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E4M3, 1, 1, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 1},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 1},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 0, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_POST, FP8CORE_E5M2, 1, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 1, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E4M3, 1, 1, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 1, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 1, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 0, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_POST, FP8CORE_E5M2, 1, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 0, 1, 0, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E5M2, 1, 0, 0, 1, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 1, 1, 0, 1},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1},
   };
   for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
     for (size_t i = 0; i < COUNT(cases); i++) {

@@ -149,7 +149,7 @@ static void check_sum(fp8comm_communicator *communicator, fp8core_context *conte
 }
 
 // The means are the CPU's, bit for bit.
-static void check_gradients(fp8comm_communicator *communicator, fp8core_context *context) {
+static void check_gradients(fp8comm_communicator *communicator, fp8core_context *context, int feedback) {
   enum { TENSORS = 3, ELEMENTS = 30000 };
   const int64_t sizes[TENSORS] = {ELEMENTS, 1, 777};
   fp8comm_gradient_options options = fp8comm_gradient_options_default();
@@ -160,6 +160,8 @@ static void check_gradients(fp8comm_communicator *communicator, fp8core_context 
   float *values = malloc(ELEMENTS * 4);
   unsigned char *means[2] = {malloc(ELEMENTS * 4), malloc(ELEMENTS * 4)};
   CHECK(values && means[0] && means[1], "memory");
+  options.wire_dtype = feedback ? FP8CORE_E5M2 : FP8CORE_E4M3;
+  options.error_feedback = feedback;
   options.bucket_bytes = 1000;
   OK(fp8core_context_create(&cpu, NULL));
   fp8core_context *const contexts[2] = {cpu, context};
@@ -214,7 +216,8 @@ static void check_path(fp8comm_communicator *communicator, fp8core_context *cont
   CHECK((aware_sent_bytes() > 0) == by_transport, "%llu bytes were sent from device memory", aware_sent_bytes());
 #endif
   check_sum(communicator, context, 300001);
-  check_gradients(communicator, context);
+  check_gradients(communicator, context, 0);
+  check_gradients(communicator, context, 1);
   fp8comm_communicator *part;
   OK(fp8comm_communicator_split(communicator, 0, -rank, &part));
   CHECK(strcmp(fp8comm_communicator_device_path(part), path) == 0, "the part's path is %s, expected %s",

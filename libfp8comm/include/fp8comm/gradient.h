@@ -104,8 +104,8 @@ typedef struct fp8comm_gradient_options {
    * two-shot the same for the rounding of the mean. 2 bytes an element of memory, and 2 of this rank's part: errors are
    * kept in BF16, which needs no scale, and leaves out 2^-9 of an error. They are not part of saved states, as each
    * rank has its own; loading one forgets them. A step leaves alone those of a tensor that is not finite. All amaxes
-   * are measured. Of the FP8 algorithms; FP8CORE_ERROR_NOT_SUPPORTED on CUDA. Slower: values are gone through
-   * several times. */
+   * are measured. Of the FP8 algorithms. Gradients on a GPU have their casts' errors there, and those of means where
+   * sums are. Slower: values are gone through several times. */
   int error_feedback;
   /** Non-zero: where all ranks are on one machine and the transport can ("ucx" over shared memory), two-shot leaves
    * codes where the rank that made them has put them, in memory that all of them read, and sends word instead. The

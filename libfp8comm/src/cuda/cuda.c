@@ -158,6 +158,24 @@ static fp8core_status cuda_sum(fp8comm_cuda *cuda, const fp8comm_sum_job *job) {
   return status;
 }
 
+static fp8core_status cuda_feedback(fp8comm_cuda *cuda, const fp8comm_feedback_job *job,
+                                    int (*launch)(const fp8comm_feedback_job *, void *), const char *what) {
+  int previous;
+  if (job->count == 0) return FP8CORE_OK;
+  FP8COMM_TRY(enter(cuda, &previous));
+  const fp8core_status status = check((cudaError_t)launch(job, cuda->stream), what);
+  leave(cuda, previous);
+  return status;
+}
+
+static fp8core_status cuda_measure_corrected(fp8comm_cuda *cuda, const fp8comm_feedback_job *job) {
+  return cuda_feedback(cuda, job, fp8comm_cuda_launch_feedback_measure, "launch of an amax with error feedback");
+}
+
+static fp8core_status cuda_cast_corrected(fp8comm_cuda *cuda, const fp8comm_feedback_job *job) {
+  return cuda_feedback(cuda, job, fp8comm_cuda_launch_feedback_cast, "launch of a cast with error feedback");
+}
+
 static const fp8comm_cuda_functions functions = {
   .close = cuda_close,
   .enter = cuda_enter,
@@ -172,6 +190,8 @@ static const fp8comm_cuda_functions functions = {
   .allocate = cuda_allocate,
   .free = cuda_free,
   .sum = cuda_sum,
+  .measure_corrected = cuda_measure_corrected,
+  .cast_corrected = cuda_cast_corrected,
 };
 
 static fp8core_status open_stream(fp8comm_cuda *cuda) {
