@@ -125,6 +125,10 @@ size_t fp8comm_collective_scratch(const fp8comm_communicator *communicator, cons
   }
 }
 
+static void *scratch_of(const fp8comm_request *request) {
+  return request->memory == FP8COMM_MEMORY_HOST ? request->scratch : request->device_scratch;
+}
+
 static void build_all_reduce(fp8comm_request *request, const fp8comm_collective *collective) {
   const fp8comm_communicator *communicator = request->communicator;
   const fp8comm_reducer *reducer = &request->reducer;
@@ -134,13 +138,13 @@ static void build_all_reduce(fp8comm_request *request, const fp8comm_collective 
     return;
   }
   if (fp8comm_all_reduce_is_small(communicator, count, element)) {
-    fp8comm_build_small_all_reduce(request, reducer, count, collective->send, collective->receive, request->scratch);
+    fp8comm_build_small_all_reduce(request, reducer, count, collective->send, collective->receive, scratch_of(request));
     return;
   }
   const fp8comm_parts parts = parts_of_all(communicator, count);
   // Of formats that are added up as they are, the result's own part is the accumulator.
   unsigned char *own = (unsigned char *)collective->receive + fp8comm_part_begin(&parts, communicator->rank) * element;
-  unsigned char *staging = request->scratch;
+  unsigned char *staging = scratch_of(request);
   void *sum = reducer->accumulator != element
                 ? staging + rounded(fp8comm_reduce_scatter_bytes(communicator, &parts, reducer))
                 : own;
@@ -155,7 +159,7 @@ static void build_reduce_scatter(fp8comm_request *request, const fp8comm_collect
   const fp8comm_reducer *reducer = &request->reducer;
   if (collective->count == 0) return;
   const fp8comm_parts parts = parts_of_each(communicator, collective->count);
-  unsigned char *staging = request->scratch;
+  unsigned char *staging = scratch_of(request);
   void *sum = reducer->accumulator != collective->element
                 ? staging + rounded(fp8comm_reduce_scatter_bytes(communicator, &parts, reducer))
                 : collective->receive;

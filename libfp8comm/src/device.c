@@ -165,6 +165,55 @@ static void build_exchange(fp8comm_request *request, const fp8comm_collective *c
   }
 }
 
+// Steps of reductions. The data is the request.
+static fp8core_status reduce_step(fp8comm_request *request, fp8comm_step_kind step, void *destination,
+                                  const void *source, size_t count) {
+  fp8comm_cuda *cuda = request->communicator->shared->cuda;
+  const fp8comm_reducer *reducer = &request->reducer;
+  const fp8comm_reduce_job job = {.dtype = (fp8comm_dtype)request->header.dtype,
+                                  .reduction = (fp8comm_reduction)request->header.detail,
+                                  .destination = destination,
+                                  .source = source,
+                                  .count = (int64_t)count};
+  request->copying = 1;
+  if (step == FP8COMM_STEP_ADD || reducer->accumulator != reducer->element)
+    return cuda->functions->reduce(cuda, step, &job);
+  return destination == source ? FP8CORE_OK
+                               : cuda->functions->copy(cuda, destination, source, count * reducer->element);
+}
+
+static fp8core_status first_step(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)offset;
+  return reduce_step(data, FP8COMM_STEP_FIRST, sum, in, count);
+}
+
+static fp8core_status add_step(void *data, void *sum, const void *in, size_t offset, size_t count) {
+  (void)offset;
+  return reduce_step(data, FP8COMM_STEP_ADD, sum, in, count);
+}
+
+static fp8core_status last_step(void *data, void *out, const void *sum, size_t offset, size_t count) {
+  (void)offset;
+  return reduce_step(data, FP8COMM_STEP_LAST, out, sum, count);
+}
+
+// Sums in device memory, in the order of those in host memory.
+static fp8core_status prepare_reduction(fp8comm_request *request, const fp8comm_collective *collective) {
+  fp8comm_cuda *cuda = request->communicator->shared->cuda;
+  const size_t bytes = fp8comm_collective_scratch(request->communicator, collective);
+  request->reducer.first = first_step;
+  request->reducer.add = add_step;
+  request->reducer.last = last_step;
+  request->reducer.data = request;
+  if (bytes <= request->device_scratch_bytes) return FP8CORE_OK;
+  if (request->device_scratch) (void)fp8core_free(cuda->context, request->device_scratch);
+  request->device_scratch = NULL;
+  request->device_scratch_bytes = 0;
+  FP8COMM_TRY(fp8core_alloc(cuda->context, bytes, &request->device_scratch));
+  request->device_scratch_bytes = bytes;
+  return FP8CORE_OK;
+}
+
 // What the stream has been given is done before the transport reads memory, or writes what may still be read.
 static void build_by_transport(fp8comm_request *request, const fp8comm_collective *collective) {
   fp8comm_add_step(request, FP8COMM_STEP_DEVICE_MARK, 0);
@@ -206,6 +255,9 @@ void fp8comm_device_free(fp8comm_request *request) {
   }
   if (request->staging) cuda->functions->free(cuda, request->staging);
   request->staging = NULL;
+  if (request->device_scratch) (void)fp8core_free(cuda->context, request->device_scratch);
+  request->device_scratch = NULL;
+  request->device_scratch_bytes = 0;
 }
 
 // --- Buffers ---
@@ -435,10 +487,10 @@ fp8core_status fp8comm_device_build(fp8comm_request *request, const fp8comm_coll
     build_alone(request, collective);
     return FP8CORE_OK;
   }
-  // Sums are the host's.
+  if (communicator->path == FP8COMM_PATH_STAGED) return build_staged(request, collective);
   const int reduces = collective->header.operation == FP8COMM_OPERATION_ALL_REDUCE ||
                       collective->header.operation == FP8COMM_OPERATION_REDUCE_SCATTER;
-  if (communicator->path == FP8COMM_PATH_STAGED || reduces) return build_staged(request, collective);
+  if (reduces) FP8COMM_TRY(prepare_reduction(request, collective));
   build_by_transport(request, collective);
   return FP8CORE_OK;
 }

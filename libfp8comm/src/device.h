@@ -49,6 +49,8 @@ struct fp8comm_cuda_functions {
   void (*free)(fp8comm_cuda *cuda, void *memory);
   // Puts a sum of codes on the stream.
   fp8core_status (*sum)(fp8comm_cuda *cuda, const fp8comm_sum_job *job);
+  // The same of a step of a plain reduction: FIRST and LAST of 16-bit formats, ADD of all.
+  fp8core_status (*reduce)(fp8comm_cuda *cuda, fp8comm_step_kind step, const fp8comm_reduce_job *job);
   // The same of the two steps of error feedback.
   fp8core_status (*measure_corrected)(fp8comm_cuda *cuda, const fp8comm_feedback_job *job);
   fp8core_status (*cast_corrected)(fp8comm_cuda *cuda, const fp8comm_feedback_job *job);
@@ -86,7 +88,7 @@ fp8core_status fp8comm_device_find(const fp8comm_communicator *communicator, con
 // Adds the steps of a collective on device memory to its request, which has been begun.
 fp8core_status fp8comm_device_build(fp8comm_request *request, const fp8comm_collective *collective);
 // Adds what moves device memory without the host's, on a communicator whose path does that (NCCL's, the transport's),
-// of what the stream has been given before: a collective that only moves (NCCL: any), or FP8COMM_OPERATION_GRADIENT, in
+// of what the stream has been given before: a collective, or FP8COMM_OPERATION_GRADIENT, in
 // which every rank gets from all others its part of `send` (of `counts` elements, one part after the other), those of
 // the rank before it first, and each at a multiple of 16 bytes. What the stream is given afterwards sees the result.
 // The collective is read when the step's turn comes.

@@ -213,6 +213,9 @@ struct fp8comm_request {
   // Kept from one use to the next.
   void *scratch;
   size_t scratch_bytes;
+  // The same in device memory.
+  void *device_scratch;
+  size_t device_scratch_bytes;
   // Of plain reductions.
   fp8comm_reducer reducer;
   // Of NCCL.
@@ -258,8 +261,8 @@ fp8core_status fp8comm_request_begin_message(fp8comm_communicator *communicator,
                                              int sends, fp8comm_request **request);
 // At least `bytes` of memory that the request keeps, 64-byte aligned.
 fp8core_status fp8comm_request_scratch(fp8comm_request *request, size_t bytes);
-// Adding steps; what fails is told by fp8comm_request_start(). Data lies in the request's `memory`; a copy in device
-// memory is waited for.
+// Adding steps; what fails is told by fp8comm_request_start(). Data lies in the request's `memory`; a copy or a
+// reduction in device memory is waited for.
 void fp8comm_add_send(fp8comm_request *request, int peer, const void *data, size_t bytes);
 void fp8comm_add_receive(fp8comm_request *request, int peer, void *data, size_t bytes);
 // A message without bytes: from then on the peer may read `bytes` bytes of this rank's window.
@@ -333,8 +336,8 @@ fp8core_status fp8comm_window_create(fp8comm_communicator *communicator, size_t 
 // Other ranks may still read theirs.
 void fp8comm_window_destroy(fp8comm_communicator *communicator, fp8comm_window **window);
 
-// collectives.c: a collective on host memory, as steps of a request. Bytes of scratch that it needs, and the steps;
-// `collective->reducer` and `counts` are read here only, the request's own reducer is theirs.
+// collectives.c: a collective on memory of the request's kind, as steps. Bytes of scratch of that kind that it needs,
+// and the steps; `collective->reducer` and `counts` are read here only, the request's own reducer is theirs.
 size_t fp8comm_collective_scratch(const fp8comm_communicator *communicator, const fp8comm_collective *collective);
 void fp8comm_build_collective(fp8comm_request *request, const fp8comm_collective *collective);
 

@@ -3,44 +3,18 @@
 
 #include <string.h>
 
-#include "numerics.h"
-
-// The order of docs/numerics.md, "Collectives": a NaN wins, and -0 is below +0.
-#define ORDERED(name, type, sign, nan)                                                                                 \
-  static inline type min_##name(type one, type other) {                                                                \
-    if (one != one || other != other) return (type)(nan);                                                              \
-    if (one == other) return sign(one) ? one : other;                                                                  \
-    return one < other ? one : other;                                                                                  \
-  }                                                                                                                    \
-  static inline type max_##name(type one, type other) {                                                                \
-    if (one != one || other != other) return (type)(nan);                                                              \
-    if (one == other) return sign(one) ? other : one;                                                                  \
-    return one > other ? one : other;                                                                                  \
-  }
-ORDERED(fp32, float, signbit, NAN)
-ORDERED(fp64, double, signbit, NAN)
-
-#define INTEGERS(name, type)                                                                                           \
-  static inline type min_##name(type one, type other) { return one < other ? one : other; }                            \
-  static inline type max_##name(type one, type other) { return one > other ? one : other; }
-INTEGERS(int64, int64_t)
-INTEGERS(byte, uint8_t)
-
-static inline float sum_fp32(float one, float other) { return one + other; }
-static inline double sum_fp64(double one, double other) { return one + other; }
-// Unsigned, so that it wraps around.
-static inline int64_t sum_int64(int64_t one, int64_t other) { return (int64_t)((uint64_t)one + (uint64_t)other); }
+#include "reduction_rules.h"
 
 static inline float from_bf16(const void *in, size_t index) {
   uint16_t code;
   memcpy(&code, (const unsigned char *)in + 2 * index, 2);
-  return fp8core_bits_float(fp8core_decode_bits(FP8CORE_BF16, code));
+  return fp8comm_widen_rule(FP8CORE_BF16, code);
 }
 
 static inline float from_fp16(const void *in, size_t index) {
   uint16_t code;
   memcpy(&code, (const unsigned char *)in + 2 * index, 2);
-  return fp8core_bits_float(fp8core_decode_bits(FP8CORE_FP16, code));
+  return fp8comm_widen_rule(FP8CORE_FP16, code);
 }
 
 #define READ(name, type)                                                                                               \
@@ -68,7 +42,7 @@ READ(byte, uint8_t)
   static fp8core_status operation##_of_##name(void *data, void *sum, const void *in, size_t offset, size_t count) {    \
     (void)data, (void)offset;                                                                                          \
     for (size_t i = 0; i < count; i++) {                                                                               \
-      const type value = operation##_##wide(from_##wide(sum, i), from_##name(in, i));                                  \
+      const type value = fp8comm_##operation##_##wide(from_##wide(sum, i), from_##name(in, i));                        \
       memcpy((unsigned char *)sum + sizeof(value) * i, &value, sizeof(value));                                         \
     }                                                                                                                  \
     return FP8CORE_OK;                                                                                                 \
@@ -97,9 +71,7 @@ ADD(byte, uint8_t, max, byte)
   static fp8core_status last_##name(void *data, void *out, const void *sum, size_t offset, size_t count) {             \
     (void)data, (void)offset;                                                                                          \
     for (size_t i = 0; i < count; i++) {                                                                               \
-      const uint32_t bits = fp8core_float_bits(from_fp32(sum, i));                                                     \
-      const uint32_t code = fp8core_encode_nearest(dtype, bits & FP8CORE_F32_MAGNITUDE, 0);                            \
-      const uint16_t stored = (uint16_t)(code | (bits & FP8CORE_F32_SIGN) >> 16);                                      \
+      const uint16_t stored = fp8comm_narrow_rule(dtype, from_fp32(sum, i));                                           \
       memcpy((unsigned char *)out + 2 * i, &stored, 2);                                                                \
     }                                                                                                                  \
     return FP8CORE_OK;                                                                                                 \

@@ -397,12 +397,17 @@ void fp8comm_add_device_copy(fp8comm_request *request, void *destination, const 
   step->count = bytes;
 }
 
+// What follows may send what the stream was given to write, or receive where it still reads.
+static void add_device_wait(fp8comm_request *request) {
+  if (request->memory == FP8COMM_MEMORY_HOST) return;
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_MARK, 0);
+  fp8comm_add_step(request, FP8COMM_STEP_DEVICE_WAIT, 0);
+}
+
 void fp8comm_add_copy(fp8comm_request *request, void *destination, const void *source, size_t bytes) {
   if (request->memory != FP8COMM_MEMORY_HOST && bytes > 0 && destination != source) {
     fp8comm_add_device_copy(request, destination, source, bytes);
-    // What follows may send what it has copied.
-    fp8comm_add_step(request, FP8COMM_STEP_DEVICE_MARK, 0);
-    fp8comm_add_step(request, FP8COMM_STEP_DEVICE_WAIT, 0);
+    add_device_wait(request);
     return;
   }
   fp8comm_step *step = bytes > 0 && destination != source ? new_step(request, FP8COMM_STEP_COPY) : NULL;
@@ -428,6 +433,7 @@ void fp8comm_add_reduction(fp8comm_request *request, fp8comm_step_kind kind, con
   step->source = source;
   step->offset = offset;
   step->count = count;
+  add_device_wait(request);
 }
 
 // --- Carrying out ---

@@ -74,7 +74,7 @@ static double value_of(int rank, int64_t i, fp8comm_dtype dtype) {
 static void put(fp8comm_dtype dtype, void *data, int64_t i, double value) {
   unsigned char *at = (unsigned char *)data + (size_t)i * fp8comm_dtype_size(dtype);
   const uint32_t code = dtype <= FP8COMM_FP32 ? fp8core_encode((fp8core_dtype)dtype, (float)value, 0) : 0;
-  const int64_t integer = (int64_t)value;
+  const int64_t integer = dtype == FP8COMM_INT64 ? (int64_t)value : 0;
   if (dtype <= FP8COMM_FP32) memcpy(at, &code, fp8comm_dtype_size(dtype));
   if (dtype == FP8COMM_FP64) memcpy(at, &value, 8);
   if (dtype == FP8COMM_INT64) memcpy(at, &integer, 8);
@@ -175,6 +175,69 @@ static void check_reduce(fp8comm_communicator *communicator, void *data) {
   }
 }
 
+// Where sums are the device's own they have the bits of those in host memory, NaNs and zeros of both signs included;
+// for elements at any address.
+static void check_bits(fp8comm_communicator *communicator, void *data) {
+  static const fp8comm_dtype dtypes[] = {FP8COMM_FP32, FP8COMM_BF16,  FP8COMM_FP16,
+                                         FP8COMM_FP64, FP8COMM_INT64, FP8COMM_BYTE};
+  const device_case *one = data;
+  const int64_t count = one->count;
+  fp8core_context *context = context_of(communicator);
+  const int size = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  const size_t room = (size_t)count * (size_t)size * 8 + 8;
+  unsigned char *in = calloc(1, room), *out = malloc(room), *back = malloc(room);
+  unsigned char *device_in = on_device(context, NULL, room), *device_out = on_device(context, NULL, room);
+  rank_check(communicator, in && out && back && device_in && device_out, "memory: %s", fp8core_last_error());
+  rank_ok(communicator, use(communicator, one->path));
+  for (int i = 0; i < (int)COUNT(dtypes) * 6; i++) {
+    const fp8comm_dtype dtype = dtypes[i / 6];
+    const fp8comm_reduction reduction = (fp8comm_reduction)(i / 2 % 3);
+    const int scatters = i % 2;
+    const size_t element = fp8comm_dtype_size(dtype), bytes = (size_t)count * element, off = scatters ? 1 : 0;
+    const size_t all = scatters ? bytes * (size_t)size : bytes;
+    if (dtype == FP8COMM_BYTE && reduction == FP8COMM_SUM) continue;
+    test_random random = {(uint64_t)(rank * 100 + i + 1)};
+    for (size_t j = 0; j < all / element; j++) {
+      double value = test_random_normal(&random) * exp(3 * test_random_normal(&random));
+      // NaNs of sums are the device's.
+      if (j % 11 == 3) value = rank % 2 ? 0.0 : -0.0;
+      if (j % 13 == (size_t)rank && reduction != FP8COMM_SUM) value = NAN;
+      if (dtype == FP8COMM_INT64 || dtype == FP8COMM_BYTE) {
+        const uint64_t bits = test_random_bits(&random);
+        memcpy(in + off + j * element, &bits, element);
+      } else {
+        put(dtype, in + off, (int64_t)j, value);
+      }
+    }
+    memset(out, 0xee, room);
+    rank_ok(communicator, fp8core_copy(context, device_in, in, room));
+    rank_ok(communicator, fp8core_copy(context, device_out, out, room));
+    if (scatters) {
+      rank_ok(communicator, fp8comm_reduce_scatter(communicator, in + off, out + off, count, dtype, reduction));
+      rank_ok(communicator,
+              fp8comm_reduce_scatter(communicator, device_in + off, device_out + off, count, dtype, reduction));
+    } else {
+      rank_ok(communicator, fp8comm_all_reduce(communicator, in + off, out + off, count, dtype, reduction));
+      rank_ok(communicator,
+              fp8comm_all_reduce(communicator, device_in + off, device_out + off, count, dtype, reduction));
+    }
+    rank_ok(communicator, fp8core_copy(context, back, device_out, room));
+    rank_check(communicator, memcmp(back, out, room) == 0, "%s of %lld %s, reduction %d, differs from host memory's",
+               scatters ? "reduce_scatter" : "all_reduce", (long long)count, fp8comm_dtype_name(dtype), (int)reduction);
+    if (scatters) continue;
+    // In place.
+    rank_ok(communicator, fp8comm_all_reduce(communicator, device_in, device_in, count, dtype, reduction));
+    rank_ok(communicator, fp8core_copy(context, back, device_in, bytes));
+    rank_check(communicator, memcmp(back, out, bytes) == 0, "all_reduce of %lld %s, reduction %d, differs in place",
+               (long long)count, fp8comm_dtype_name(dtype), (int)reduction);
+  }
+  rank_ok(communicator, fp8core_free(context, device_in));
+  rank_ok(communicator, fp8core_free(context, device_out));
+  free(in);
+  free(out);
+  free(back);
+}
+
 static void check_fp8_sum(fp8comm_communicator *communicator, void *data) {
   const device_case *one = data;
   rank_ok(communicator, use(communicator, one->path));
@@ -267,29 +330,30 @@ static const int rank_counts[] = {1, 2, 3, 5, 8};
 // None, fewer than ranks, odd, and several chunks where chunks are small.
 static const int64_t sizes[] = {0, 1, 7, 1023, 20001};
 
+// Which way data went: only the staged one has page-locked memory in between.
+static void run_watched(int ranks, rank_function function, device_case *one) {
+#if defined(FP8_TEST_EMULATED)
+  const unsigned long long staged = fake_page_locked_bytes(), sent = aware_sent_bytes();
+  run_ranks(ranks, 0, function, one);
+  const int by_transport = strcmp(one->path, "threads") == 0, by_host = strcmp(one->path, "staged") == 0;
+  assert_int_equal(fake_page_locked_bytes() > staged, by_host && ranks > 1 && one->count > 0);
+  assert_int_equal(aware_sent_bytes() > sent, by_transport && ranks > 1 && one->count > 0);
+#else
+  run_ranks(ranks, 0, function, one);
+#endif
+}
+
 static void reductions(void **unused) {
   (void)unused;
   for (size_t p = 0; p < path_count; p++) {
     for (size_t r = 0; r < COUNT(rank_counts); r++) {
       for (size_t s = 0; s < COUNT(sizes) && rank_counts[r] <= most_ranks(paths[p]); s++) {
         device_case one = {paths[p], FP8COMM_FP32, FP8COMM_SUM, sizes[s], 0};
-        run_ranks(rank_counts[r], 0, check_reduce, &one);
+        run_watched(rank_counts[r], check_reduce, &one);
+        if (strcmp(paths[p], "threads") == 0) run_watched(rank_counts[r], check_bits, &one);
       }
     }
   }
-}
-
-// Which way data went: only the staged one has page-locked memory in between.
-static void run_moves(int ranks, device_case *one) {
-#if defined(FP8_TEST_EMULATED)
-  const unsigned long long staged = fake_page_locked_bytes(), sent = aware_sent_bytes();
-  run_ranks(ranks, 0, check_moves, one);
-  const int by_transport = strcmp(one->path, "threads") == 0, by_host = strcmp(one->path, "staged") == 0;
-  assert_int_equal(fake_page_locked_bytes() > staged, by_host && ranks > 1);
-  assert_int_equal(aware_sent_bytes() > sent, by_transport && ranks > 1);
-#else
-  run_ranks(ranks, 0, check_moves, one);
-#endif
 }
 
 static void moves(void **unused) {
@@ -298,7 +362,7 @@ static void moves(void **unused) {
     for (size_t r = 0; r < COUNT(rank_counts); r++) {
       for (size_t s = 1; s < COUNT(sizes) && rank_counts[r] <= most_ranks(paths[p]); s++) {
         device_case one = {paths[p], FP8COMM_FP32, FP8COMM_SUM, sizes[s], 0};
-        run_moves(rank_counts[r], &one);
+        run_watched(rank_counts[r], check_moves, &one);
       }
     }
   }

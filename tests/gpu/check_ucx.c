@@ -148,6 +148,35 @@ static void check_sum(fp8comm_communicator *communicator, fp8core_context *conte
   free(host);
 }
 
+// Sums have the bits of those in host memory.
+static void check_bits(fp8comm_communicator *communicator, fp8core_context *context, int64_t count) {
+  static const fp8comm_dtype dtypes[] = {FP8COMM_FP32, FP8COMM_BF16, FP8COMM_FP16};
+  const size_t room = (size_t)count * 4;
+  unsigned char *in = malloc(room), *out = malloc(room), *back = malloc(room);
+  CHECK(in && out && back, "memory");
+  void *data = on_device(context, NULL, room);
+  for (int i = 0; i < (int)COUNT(dtypes) * 2; i++) {
+    const fp8comm_dtype dtype = dtypes[i / 2];
+    const fp8comm_reduction reduction = i % 2 ? FP8COMM_MAX : FP8COMM_SUM;
+    const size_t element = fp8comm_dtype_size(dtype), bytes = (size_t)count * element;
+    test_random random = {(uint64_t)(rank * 100 + i + 1)};
+    for (int64_t j = 0; j < count; j++) {
+      const uint32_t code = fp8core_encode((fp8core_dtype)dtype, (float)test_random_normal(&random), 0);
+      memcpy(in + (size_t)j * element, &code, element);
+    }
+    OK(fp8core_copy(context, data, in, bytes));
+    OK(fp8comm_all_reduce(communicator, in, out, count, dtype, reduction));
+    OK(fp8comm_all_reduce(communicator, data, data, count, dtype, reduction));
+    OK(fp8core_copy(context, back, data, bytes));
+    CHECK(memcmp(out, back, bytes) == 0, "all_reduce of %s, reduction %d, differs from host memory's",
+          fp8comm_dtype_name(dtype), (int)reduction);
+  }
+  OK(fp8core_free(context, data));
+  free(in);
+  free(out);
+  free(back);
+}
+
 // The means are the CPU's, bit for bit.
 static void check_gradients(fp8comm_communicator *communicator, fp8core_context *context, int feedback) {
   enum { TENSORS = 3, ELEMENTS = 30000 };
@@ -209,13 +238,14 @@ static void check_path(fp8comm_communicator *communicator, fp8core_context *cont
   CHECK(strcmp(fp8comm_communicator_device_path(communicator), path) == 0, "the path is %s, expected %s",
         fp8comm_communicator_device_path(communicator), path);
   for (size_t i = 0; i < COUNT(counts); i++) check_moves(communicator, context, counts[i]);
+  check_sum(communicator, context, 300001);
+  if (by_transport) check_bits(communicator, context, 100001);
 #if defined(FP8_TEST_EMULATED)
   // The way that data went.
   CHECK((fake_page_locked_bytes() == 0) == by_transport, "%llu bytes went through page-locked memory",
         fake_page_locked_bytes());
   CHECK((aware_sent_bytes() > 0) == by_transport, "%llu bytes were sent from device memory", aware_sent_bytes());
 #endif
-  check_sum(communicator, context, 300001);
   check_gradients(communicator, context, 0);
   check_gradients(communicator, context, 1);
   fp8comm_communicator *part;

@@ -17,9 +17,9 @@
  *   than once, and NaNs and signed zeros of minima and maxima are NCCL's. E4M3 and E5M2 have all reductions (of the
  *   codes' values, without scales) from NCCL 2.24 and compute capability 9.0 on, else FP8CORE_ERROR_NOT_SUPPORTED.
  * - "ucx": UCX moves device memory as it moves host memory, where it was built with CUDA; several ranks may share a
- *   GPU. What only moves goes this way (gathers, all-to-all, broadcast, messages, and the codes of two-shot reducers);
- *   sums of all-reduce and reduce-scatter are staged. The device is the calling thread's current one within calls. The
- *   context is best made before the communicator: some versions of UCX look for the device only then.
+ *   GPU. Sums are kernels', of the bits that host memory has, but for what NaN a sum gives. The device is the calling
+ *   thread's current one within calls. The context is best made before the communicator: some versions of UCX look for
+ *   the device only then.
  * - "staged": copies through page-locked host memory, in chunks, around the algorithms for host memory; for every
  *   transport, several ranks may share a GPU. Sums are added in an order that depends on count, chunk and ranks only.
  *   A communicator of one rank copies from device to device.

@@ -158,6 +158,18 @@ static fp8core_status cuda_sum(fp8comm_cuda *cuda, const fp8comm_sum_job *job) {
   return status;
 }
 
+static fp8core_status cuda_reduce(fp8comm_cuda *cuda, fp8comm_step_kind step, const fp8comm_reduce_job *job) {
+  int previous;
+  if (job->count == 0) return FP8CORE_OK;
+  FP8COMM_TRY(enter(cuda, &previous));
+  const int error = step == FP8COMM_STEP_FIRST ? fp8comm_cuda_launch_widen(job, cuda->stream)
+                    : step == FP8COMM_STEP_ADD ? fp8comm_cuda_launch_add(job, cuda->stream)
+                                               : fp8comm_cuda_launch_narrow(job, cuda->stream);
+  const fp8core_status status = check((cudaError_t)error, "launch of a reduction");
+  leave(cuda, previous);
+  return status;
+}
+
 static fp8core_status cuda_feedback(fp8comm_cuda *cuda, const fp8comm_feedback_job *job,
                                     int (*launch)(const fp8comm_feedback_job *, void *), const char *what) {
   int previous;
@@ -190,6 +202,7 @@ static const fp8comm_cuda_functions functions = {
   .allocate = cuda_allocate,
   .free = cuda_free,
   .sum = cuda_sum,
+  .reduce = cuda_reduce,
   .measure_corrected = cuda_measure_corrected,
   .cast_corrected = cuda_cast_corrected,
 };

@@ -2,6 +2,7 @@
 #ifndef FP8COMM_CUDA_KERNELS_H
 #define FP8COMM_CUDA_KERNELS_H
 
+#include "fp8comm/collectives.h"
 #include "fp8core/cast.h"
 #include "fp8core/dtype.h"
 
@@ -25,6 +26,21 @@ typedef struct fp8comm_sum_job {
 } fp8comm_sum_job;
 
 int fp8comm_cuda_launch_sum(const fp8comm_sum_job *job, void *stream);
+
+// One step of a plain reduction: destination[i], in the accumulator's format, takes source[i], an element (first: as it
+// is, 16-bit formats only; add: combined with what is there); or the element destination[i] is source[i], the
+// accumulator, rounded (16-bit formats only). All device memory, at any address.
+typedef struct fp8comm_reduce_job {
+  fp8comm_dtype dtype;
+  fp8comm_reduction reduction;
+  void *destination;
+  const void *source;
+  int64_t count;
+} fp8comm_reduce_job;
+
+int fp8comm_cuda_launch_widen(const fp8comm_reduce_job *job, void *stream);
+int fp8comm_cuda_launch_add(const fp8comm_reduce_job *job, void *stream);
+int fp8comm_cuda_launch_narrow(const fp8comm_reduce_job *job, void *stream);
 
 // Error feedback: x = values[i] * values_scale_inverse + lost[i] * lost_scale. All device memory; scales that are NULL
 // are 1.
