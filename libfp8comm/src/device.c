@@ -25,7 +25,7 @@ static size_t minimum(size_t one, size_t other) { return one < other ? one : oth
 
 int fp8comm_device_make_current(const fp8comm_shared *shared) {
   int previous;
-  // Without it the transport says what it lacks.
+  // Where that fails, the transport says what it lacks.
   return shared->moves_device_memory && shared->cuda->functions->enter(shared->cuda, &previous) == FP8CORE_OK
            ? previous
            : NO_DEVICE;
@@ -600,11 +600,10 @@ static fp8core_status check_nccl(introduction *all, int size) {
 static fp8core_status check_transport(const introduction *all, int size, const char *name) {
   for (int i = 0; i < size; i++) {
     if (!all[i].takes_cuda)
-      return fp8core_set_last_error(
-        FP8CORE_ERROR_NOT_SUPPORTED,
-        "the transport \"%s\" of rank %d takes no memory of CUDA devices, expected one that "
-        "does on every rank",
-        name, i);
+      return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
+                                    "the transport \"%s\" of rank %d takes no memory of CUDA devices, expected one on "
+                                    "every rank that does",
+                                    name, i);
   }
   return FP8CORE_OK;
 }

@@ -202,10 +202,13 @@ static void await_reason(fp8comm_shared *shared) {
 }
 
 fp8core_status fp8comm_break(fp8comm_shared *shared, fp8core_status status) {
-  const int previous = fp8comm_device_make_current(shared);
-  if (shared->failure == FP8CORE_OK) {
+  const int first = shared->failure == FP8CORE_OK;
+  if (first) {
     shared->failure = status;
     (void)snprintf(shared->failure_text, sizeof(shared->failure_text), "%s", fp8core_last_error());
+  }
+  const int previous = fp8comm_device_make_current(shared);
+  if (first) {
     fp8comm_control message;
     memset(&message, 0, sizeof(message));
     message.kind = CONTROL_ABORT;
