@@ -1,6 +1,7 @@
 // The gradient reducer on CUDA against the one on the CPU: means, scales, statistics and states are the same bits,
-// whatever algorithm, formats, owners and path, with error feedback and without. Ranks are threads, on as many GPUs as
-// there are; in check_gradient_emulated CUDA and NCCL are played, and the transport takes device memory ("threads").
+// whatever algorithm, formats, owners and path, with error feedback, delayed scaling, and without. Ranks are threads,
+// on as many GPUs as there are; in check_gradient_emulated CUDA and NCCL are played, and the transport takes device
+// memory ("threads").
 #include "../comm/ranks.h"
 
 #include <math.h>
@@ -39,6 +40,7 @@ typedef struct gradient_case {
   // Inputs come with amaxes, which are too small, and tell nothing of a NaN.
   int known;
   int feedback;
+  int delayed;
 } gradient_case;
 
 // A tensor in both memories; of FP8 with its scale.
@@ -179,6 +181,7 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
   options.mu_initial = 4;
   options.inputs_have_amax = one->known;
   options.error_feedback = one->feedback;
+  options.delayed_scaling = one->delayed;
   if (one->owners) options.owners = owners;
   device.path = one->path;
 #if defined(FP8_TEST_EMULATED)
@@ -295,22 +298,24 @@ static void run_case(int ranks, gradient_case *one, unsigned long long *staged) 
 static void same_as_on_the_cpu(void **unused) {
   (void)unused;
   static const gradient_case cases[] = {
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 1, 1, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E4M3, 1, 1, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 1, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 1, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 0, 0, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_POST, FP8CORE_E5M2, 1, 0, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 0, 1, 0, 1},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E5M2, 1, 0, 0, 1, 1},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 1, 1, 0, 1},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 1, 1, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E4M3, 1, 1, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 1, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 1, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 0, 0, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_POST, FP8CORE_E5M2, 1, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 0, 1, 0, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E5M2, 1, 0, 0, 1, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 1, 1, 0, 1, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 1, 0, 0, 0, 1, 1},
   };
   for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
     for (size_t i = 0; i < COUNT(cases); i++) {
