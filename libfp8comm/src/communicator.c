@@ -300,6 +300,7 @@ void fp8comm_communicator_destroy(fp8comm_communicator **communicator) {
     fp8comm_device_free(one);
     free(one);
   }
+  fp8comm_windows_close(gone);
   fp8comm_device_leave(gone);
   free(gone->endpoint_ranks);
   free(gone->sent);

@@ -1072,9 +1072,12 @@ static fp8core_status count(void *data) {
       record->flushed_to_zero = tensor->statistics.flushed_to_zero;
     }
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
-    if (slot->expects)
-      record->input_amax =
-        fp8core_float_bits(tensor->known_amax ? fabsf(tensor->known_amax_value) : tensor->found_amax);
+    if (slot->expects) {
+      const float amax = tensor->known_amax ? fabsf(tensor->known_amax_value) : tensor->found_amax;
+      record->input_amax = fp8core_float_bits(amax);
+      if (fp8core_amax_is_nonfinite(amax))
+        record->nonfinite = (uint32_t)(reducer->communicator->size - reducer->communicator->rank);
+    }
     if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
     if (reducer->direct) {
       record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
@@ -1143,7 +1146,7 @@ static fp8core_status requantise(void *data) {
                              (uint64_t)(slot->exchanges + !reducer->owned);
     if (reducer->scaled && !statistics->nonfinite) {
       tensor->last_amax = statistics->amax;
-      tensor->last_mean_amax = mean_amax;
+      tensor->last_mean_amax = native ? -1 : mean_amax;
     }
     tensor->mean_scale_inverse = 1.0f / statistics->mean_scale;
     tensor->output_scale = statistics->mean_scale;
@@ -2036,7 +2039,7 @@ void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer) {
     fp8comm_request_discard(&gone->slots[i].request);
     free_slot(gone, &gone->slots[i]);
   }
-  fp8comm_window_destroy(gone->communicator, &gone->window);
+  fp8comm_window_destroy(&gone->window);
   free_lost(gone, gone->cuda != NULL, gone->lost);
   free_lost(gone, gone->direct, gone->lost_means);
   free_on_device(gone);
@@ -2170,6 +2173,19 @@ static const unsigned char *contribution_in_window(const gradient_slot *slot, in
   return reducer->window->ranks[from] + slot->window_offset + own_begin(slot) * reducer->element;
 }
 
+// Of what the scales of the bucket depend on: ranks that have loaded other states do not agree.
+static uint64_t digest_of_state(const fp8comm_gradient_reducer *reducer, const gradient_bucket *bucket) {
+  uint64_t hash = 0;
+  for (int64_t i = bucket->first; i < bucket->first + bucket->count && reducer->scaled; i++) {
+    const fp8comm_gradient_tensor *tensor = &reducer->tensors[i];
+    hash = hash_bytes(hash, &tensor->mu, sizeof(tensor->mu));
+    if (!reducer->options.delayed_scaling) continue;
+    hash = hash_bytes(hash, &tensor->last_amax, sizeof(tensor->last_amax));
+    hash = hash_bytes(hash, &tensor->last_mean_amax, sizeof(tensor->last_mean_amax));
+  }
+  return hash ^ hash >> 32;
+}
+
 static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, const fp8core_tensor *inputs,
                             fp8core_tensor *outputs) {
   gradient_bucket *bucket = &reducer->buckets[index];
@@ -2182,8 +2198,8 @@ static fp8core_status start(fp8comm_gradient_reducer *reducer, int64_t index, co
     reducer->nonfinite_tensors = 0;
     reducer->nonfinite_rank = -1;
   }
-  const fp8comm_header header =
-    header_of(reducer, FP8COMM_OPERATION_GRADIENT, (uint32_t)index, (uint64_t)bucket->elements);
+  fp8comm_header header = header_of(reducer, FP8COMM_OPERATION_GRADIENT, (uint32_t)index, (uint64_t)bucket->elements);
+  header.digest ^= digest_of_state(reducer, bucket);
   FP8COMM_TRY(fp8comm_request_begin(reducer->communicator, &header, &slot->request));
   take_tensors(reducer, bucket, inputs, outputs);
   slot->bucket = bucket;

@@ -3,6 +3,7 @@
 #ifndef FP8COMM_GRADIENT_RULES_H
 #define FP8COMM_GRADIENT_RULES_H
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -21,12 +22,12 @@ FP8CORE_RULE float fp8comm_wire_scale_rule(fp8core_dtype wire, float amax, doubl
 
 // Delayed scaling: the largest magnitude that a step's scales are made for, from that of the step before; a negative
 // one: there was none.
-FP8CORE_RULE float fp8comm_expected_amax_rule(float before) { return 2 * before; }
+FP8CORE_RULE float fp8comm_expected_amax_rule(float before) { return before > FLT_MAX / 2 ? FLT_MAX : 2 * before; }
 
 // Whether what was found fits, so that no value saturates by it and little of the range is left over. Else the scale is
 // that of the amax found.
 FP8CORE_RULE int fp8comm_expected_fits_rule(float expected, float found) {
-  return expected >= 0 && found <= expected && 8 * found >= expected;
+  return expected >= 0 && found <= expected && 8 * (double)found >= (double)expected;
 }
 
 // Sum of codes / this = mean of values.

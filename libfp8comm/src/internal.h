@@ -64,6 +64,7 @@ struct fp8comm_communicator {
   uint32_t *received;
   // Requests that have ended and keep their memory for the next.
   fp8comm_request *idle;
+  struct fp8comm_window *windows;
   fp8comm_path path;
   // NULL unless the path is NCCL's, and after it was aborted.
   struct fp8comm_nccl *nccl;
@@ -325,6 +326,9 @@ int fp8comm_all_reduce_is_small(const fp8comm_communicator *communicator, size_t
 // window.c: memory of every rank of a communicator that all of them read in place. A rank that has been told by a
 // message (fp8comm_add_notice()) sees what was written before it.
 typedef struct fp8comm_window {
+  // NULL: it is gone, and with it all that could be read.
+  fp8comm_communicator *communicator;
+  struct fp8comm_window *next;
   unsigned char *own;
   // One a rank, this one's among them.
   const unsigned char **ranks;
@@ -334,7 +338,9 @@ typedef struct fp8comm_window {
 // Blocking, collective. *window NULL on success: some two ranks are not on one machine, or the transport has none.
 fp8core_status fp8comm_window_create(fp8comm_communicator *communicator, size_t bytes, fp8comm_window **window);
 // Other ranks may still read theirs.
-void fp8comm_window_destroy(fp8comm_communicator *communicator, fp8comm_window **window);
+void fp8comm_window_destroy(fp8comm_window **window);
+// Lets go of the memory of all windows of a communicator that ends before them.
+void fp8comm_windows_close(fp8comm_communicator *communicator);
 
 // collectives.c: a collective on memory of the request's kind, as steps. Bytes of scratch of that kind that it needs,
 // and the steps; `collective->reducer` and `counts` are read here only, the request's own reducer is theirs.

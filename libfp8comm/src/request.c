@@ -98,8 +98,8 @@ static void describe(const fp8comm_header *header, char text[160]) {
                    (unsigned)header->digest);
     break;
   case FP8COMM_OPERATION_GRADIENT:
-    (void)snprintf(text, 160, "%s of bucket %u, %llu elements, of the reducer with digest %08x", name, header->detail,
-                   count, (unsigned)header->digest);
+    (void)snprintf(text, 160, "%s of bucket %u, %llu elements, of the reducer and state with digest %08x", name,
+                   header->detail, count, (unsigned)header->digest);
     break;
   default: (void)snprintf(text, 160, "%s of %llu %s", name, count, dtype);
   }
@@ -461,9 +461,10 @@ static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *st
   }
   fp8comm_pending *pending = &request->pending[request->pending_count];
   pending->index = request->posted++;
-  if (step->kind == FP8COMM_STEP_SEND && step->offset > 0) {
+  if (step->kind == FP8COMM_STEP_SEND) {
     request->communicator->shared->bytes_in_place += step->offset;
-    // Stores past the caches are in no order by themselves.
+    // What the peer may read in place from now on is written, also by stores past the caches; what it may write is
+    // read.
     atomic_thread_fence(memory_order_seq_cst);
   }
   FP8COMM_TRY(post(request, step->peer, step->kind == FP8COMM_STEP_SEND, request->data_tag, step->source,
@@ -509,7 +510,10 @@ static fp8core_status run_step(fp8comm_request *request, const fp8comm_step *ste
   case FP8COMM_STEP_ADD: return reducer->add(reducer->data, step->destination, step->source, step->offset, step->count);
   case FP8COMM_STEP_LAST:
     return reducer->last(reducer->data, step->destination, step->source, step->offset, step->count);
-  case FP8COMM_STEP_CALL: return step->call(step->data);
+  case FP8COMM_STEP_CALL:
+    FP8COMM_TRY(step->call(step->data));
+    // What a call adds may not have found room.
+    return request->status;
   case FP8COMM_STEP_WAIT: *done = request->pending_count == 0 || request->pending[0].index >= step->count; break;
   case FP8COMM_STEP_DEVICE_COPY:
   case FP8COMM_STEP_DEVICE_MARK:

@@ -34,9 +34,11 @@ struct fp8comm_operation {
 
 typedef enum { WAITING, COPYING, DONE, WRONG_SIZE, PEER_LEFT } operation_state;
 
-// Freed by the last that holds it.
+// Freed by the last that holds it. In the hub's list, under its lock.
 struct fp8comm_segment {
-  _Atomic int holds;
+  struct fp8comm_segment *next;
+  uint64_t id;
+  int holds;
   void *memory;
 };
 
@@ -64,6 +66,9 @@ typedef struct mailbox {
 } mailbox;
 
 struct fp8comm_hub {
+  pthread_mutex_t segments_lock;
+  struct fp8comm_segment *segments;
+  uint64_t segment_ids;
   int size;
   _Atomic int endpoints;
   mailbox *mailboxes;
@@ -97,6 +102,7 @@ fp8core_status fp8comm_hub_create(int size, fp8comm_hub **hub) {
     return no_memory((size_t)size * sizeof(mailbox));
   }
   pthread_condattr_t attributes;
+  (void)pthread_mutex_init(&(*hub)->segments_lock, NULL);
   (void)pthread_condattr_init(&attributes);
   (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
   for (int i = 0; i < size; i++) {
@@ -121,6 +127,7 @@ void fp8comm_hub_destroy(fp8comm_hub *hub) {
     (void)pthread_mutex_destroy(&box->lock);
     (void)pthread_cond_destroy(&box->changed);
   }
+  (void)pthread_mutex_destroy(&hub->segments_lock);
   free(hub->mailboxes);
   free(hub);
 }
@@ -363,7 +370,7 @@ static uint64_t threads_bytes_sent(const fp8comm_endpoint *endpoint) {
 
 static fp8core_status threads_share(fp8comm_endpoint *endpoint, size_t bytes, fp8comm_segment **segment, void **address,
                                     fp8comm_segment_name *name) {
-  (void)endpoint;
+  fp8comm_hub *hub = of(endpoint)->hub;
   fp8comm_segment *made = calloc(1, sizeof(*made));
   *segment = NULL;
   if (made) made->memory = fp8comm_allocate(bytes);
@@ -371,30 +378,49 @@ static fp8core_status threads_share(fp8comm_endpoint *endpoint, size_t bytes, fp
     free(made);
     return no_memory(bytes);
   }
-  atomic_store(&made->holds, 1);
+  made->holds = 1;
+  (void)pthread_mutex_lock(&hub->segments_lock);
+  made->id = hub->segment_ids++;
+  made->next = hub->segments;
+  hub->segments = made;
+  (void)pthread_mutex_unlock(&hub->segments_lock);
   memset(name, 0, sizeof(*name));
-  name->length = sizeof(made);
-  memcpy(name->bytes, &made, sizeof(made));
+  name->length = sizeof(made->id);
+  memcpy(name->bytes, &made->id, sizeof(made->id));
   *address = made->memory;
   *segment = made;
   return FP8CORE_OK;
 }
 
-// The owner keeps its hold until all have theirs, or have said that they will not.
 static fp8core_status threads_attach(fp8comm_endpoint *endpoint, int peer, const fp8comm_segment_name *name,
                                      fp8comm_segment **segment, const void **address) {
-  (void)endpoint, (void)peer;
-  memcpy(segment, name->bytes, sizeof(*segment));
-  (void)atomic_fetch_add(&(*segment)->holds, 1);
-  *address = (*segment)->memory;
+  fp8comm_hub *hub = of(endpoint)->hub;
+  uint64_t id;
+  memcpy(&id, name->bytes, sizeof(id));
+  (void)pthread_mutex_lock(&hub->segments_lock);
+  fp8comm_segment *found = hub->segments;
+  while (found && found->id != id) found = found->next;
+  if (found) found->holds++;
+  (void)pthread_mutex_unlock(&hub->segments_lock);
+  *segment = found;
+  // Its owner has failed since it told the name.
+  if (!found) return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d has let go of what it shared", peer);
+  *address = found->memory;
   return FP8CORE_OK;
 }
 
 static void threads_detach(fp8comm_endpoint *endpoint, fp8comm_segment **segment) {
-  fp8comm_segment *gone = *segment;
-  (void)endpoint;
+  fp8comm_hub *hub = of(endpoint)->hub;
+  fp8comm_segment *gone = *segment, **link = &hub->segments;
   *segment = NULL;
-  if (atomic_fetch_sub(&gone->holds, 1) != 1) return;
+  (void)pthread_mutex_lock(&hub->segments_lock);
+  const int is_last = --gone->holds == 0;
+  if (is_last) {
+    while (*link != gone) link = &(*link)->next;
+    *link = gone->next;
+  }
+  (void)pthread_mutex_unlock(&hub->segments_lock);
+  if (!is_last) return;
   free(gone->memory);
   free(gone);
 }

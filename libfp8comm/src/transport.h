@@ -129,7 +129,7 @@ struct fp8comm_transport {
   // stays readable until the hold ends, whatever becomes of the peer.
   fp8core_status (*attach)(fp8comm_endpoint *endpoint, int peer, const fp8comm_segment_name *name,
                            fp8comm_segment **segment, const void **address);
-  // Ends either hold, before destroy().
+  // Ends either hold, before destroy(), also where the peer is gone.
   void (*detach)(fp8comm_endpoint *endpoint, fp8comm_segment **segment);
 };
 

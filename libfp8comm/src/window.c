@@ -45,10 +45,10 @@ static fp8core_status agree(fp8comm_communicator *communicator, int own, int *al
 
 static fp8core_status make(fp8comm_communicator *communicator, size_t bytes, fp8comm_window *window,
                            fp8comm_segment_name *names, int *made) {
-  const fp8comm_transport *transport = communicator->shared->endpoint->transport;
   fp8comm_segment_name name;
   memset(&name, 0, sizeof(name));
-  FP8COMM_TRY(agree(communicator, names && transport->share && share(communicator, bytes, window, &name), made));
+  // Also a rank that has no memory for a window takes part.
+  FP8COMM_TRY(agree(communicator, window && names && share(communicator, bytes, window, &name), made));
   if (!*made) return FP8CORE_OK;
   FP8COMM_TRY(fp8comm_all_gather(communicator, &name, names, (int64_t)sizeof(name), FP8COMM_BYTE));
   return agree(communicator, attach(communicator, window, names), made);
@@ -56,28 +56,43 @@ static fp8core_status make(fp8comm_communicator *communicator, size_t bytes, fp8
 
 fp8core_status fp8comm_window_create(fp8comm_communicator *communicator, size_t bytes, fp8comm_window **window) {
   const size_t ranks = (size_t)communicator->size;
-  fp8comm_window *made = calloc(1, sizeof(*made));
-  *window = NULL;
-  if (!made) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a window");
   fp8comm_segment_name *names = calloc(ranks, sizeof(*names));
-  made->ranks = calloc(ranks, sizeof(*made->ranks));
-  made->segments = calloc(ranks, sizeof(*made->segments));
+  fp8comm_window *made = calloc(1, sizeof(*made));
+  if (made) {
+    made->ranks = calloc(ranks, sizeof(*made->ranks));
+    made->segments = calloc(ranks, sizeof(*made->segments));
+    made->communicator = communicator;
+    made->next = communicator->windows;
+    communicator->windows = made;
+  }
   int all = 0;
   const fp8core_status status = make(communicator, bytes, made, names, &all);
   free(names);
   *window = made;
-  if (status != FP8CORE_OK || !all) fp8comm_window_destroy(communicator, window);
+  if (status != FP8CORE_OK || !all) fp8comm_window_destroy(window);
   return status;
 }
 
-void fp8comm_window_destroy(fp8comm_communicator *communicator, fp8comm_window **window) {
+static void close_window(fp8comm_window *window) {
+  fp8comm_endpoint *endpoint = window->communicator->shared->endpoint;
+  fp8comm_window **link = &window->communicator->windows;
+  for (int rank = 0; window->segments && rank < window->communicator->size; rank++) {
+    if (window->segments[rank]) endpoint->transport->detach(endpoint, &window->segments[rank]);
+  }
+  while (*link != window) link = &(*link)->next;
+  *link = window->next;
+  window->communicator = NULL;
+}
+
+void fp8comm_windows_close(fp8comm_communicator *communicator) {
+  while (communicator->windows) close_window(communicator->windows);
+}
+
+void fp8comm_window_destroy(fp8comm_window **window) {
   fp8comm_window *gone = *window;
-  fp8comm_endpoint *endpoint = communicator->shared->endpoint;
   *window = NULL;
   if (!gone) return;
-  for (int rank = 0; gone->segments && rank < communicator->size; rank++) {
-    if (gone->segments[rank]) endpoint->transport->detach(endpoint, &gone->segments[rank]);
-  }
+  if (gone->communicator) close_window(gone);
   free(gone->segments);
   free(gone->ranks);
   free(gone);

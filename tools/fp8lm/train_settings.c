@@ -168,7 +168,7 @@ static const option_entry table[] = {
   {"grad-scaling", CHOICE, AT(grad_scaling), RUN, OF(gradient_scalings), "NAME",
    "of gradients in FP8 on the wire: auto (default), pre or post"},
   {"grad-delayed-scaling", FLAG, AT(grad_delayed_scaling), RUN, ANY, NULL,
-   "scales of gradients from the step before, checked: one exchange less a bucket"},
+   "scales of gradients in FP8 on the wire from the step before, checked, so that values are read once"},
   {"distributed-timeout-minutes", REAL, AT(distributed_timeout_minutes), RUN, 0.001, 1e4, NULL, "X",
    "a rank that takes no part for so long ends the run (default 10)"},
 

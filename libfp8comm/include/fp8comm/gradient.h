@@ -253,7 +253,7 @@ typedef struct fp8comm_gradient_statistics {
   uint64_t bytes_sent;
   /** Whether some rank's gradient held an infinity or a NaN. */
   int nonfinite;
-  /** Largest magnitude on any rank; of the mean with the baselines. */
+  /** Largest magnitude on any rank; of the mean with the baselines. Of a tensor that is not finite it says nothing. */
   float amax;
   /** By which each rank's values were multiplied: shared scale times factor. */
   float wire_scale;

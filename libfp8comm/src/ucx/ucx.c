@@ -727,8 +727,12 @@ static fp8core_status ucx_share(fp8comm_endpoint *endpoint, size_t bytes, fp8com
   ucp_mem_attr_t found = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
   void *packed = NULL;
   size_t length = 0;
+  const char *call = "ucp_mem_query()";
   status = ucp_mem_query(made->own, &found);
-  if (status == UCS_OK) status = ucp_rkey_pack(ucx->context, made->own, &packed, &length);
+  if (status == UCS_OK) {
+    call = "ucp_rkey_pack()";
+    status = ucp_rkey_pack(ucx->context, made->own, &packed, &length);
+  }
   memset(name, 0, sizeof(*name));
   if (status == UCS_OK && length <= sizeof(name->bytes)) {
     name->address = (uint64_t)(uintptr_t)found.address;
@@ -742,7 +746,7 @@ static fp8core_status ucx_share(fp8comm_endpoint *endpoint, size_t bytes, fp8com
     return status == UCS_OK ? fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
                                                      "UCX: a key of memory has %zu bytes, expected at most %zu", length,
                                                      sizeof(name->bytes))
-                            : ucx_failed("ucp_rkey_pack()", status);
+                            : ucx_failed(call, status);
   }
   *address = found.address;
   *segment = made;
@@ -777,6 +781,8 @@ static fp8core_status ucx_attach(fp8comm_endpoint *endpoint, int peer, const fp8
 static void ucx_detach(fp8comm_endpoint *endpoint, fp8comm_segment **segment) {
   fp8comm_segment *const gone = *segment;
   *segment = NULL;
+  // UCX asks for this before the connection's end, which a peer that is gone does not wait for. Keys hold what they
+  // need of the worker, not of the connection (1.13).
   if (gone->theirs) ucp_rkey_destroy(gone->theirs);
   if (gone->own) (void)ucp_mem_unmap(((ucx_endpoint *)endpoint)->context, gone->own);
   free(gone);
