@@ -466,7 +466,7 @@ static void micro_batches_and_places(void **unused) {
 static void formats(void **unused) {
   (void)unused;
   for (int stage = 0; stage <= 3; stage++) {
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 5; kind++) {
       run r = run_of(make_transformer, stage);
       r.options.adamw = fp8optim_adamw_options_of(kind == 1 ? FP8OPTIM_PRESET_FP32 : FP8OPTIM_PRESET_FP8_BF16_MASTER);
       r.options.adamw.stochastic_rounding = kind == 0;
@@ -475,6 +475,7 @@ static void formats(void **unused) {
       if (kind == 1) r.options.gradient.algorithm = FP8COMM_BASELINE_FP32;
       if (kind == 2) r.options.gradient.algorithm = FP8COMM_BASELINE_BF16;
       if (kind == 3) r.options.gradient.algorithm = FP8COMM_NATIVE;
+      if (kind == 4) r.options.gradient.delayed_scaling = 1;
       run_on(2, &r);
     }
   }
