@@ -151,13 +151,18 @@ class CudaRanks(unittest.TestCase):
         """Several of each rank: added up where gradients lie, or by their owners."""
         for precision, stages in (("fp32", (1, 3)), ("bf16", (2,)), ("fp8-o2", (0, 2))):
             shape = ["--precision", precision, "--global-batch-size", 3 * RANKS, "--train-iters", 2, "--eval-interval", 0,
-                     "--save-interval", 0, "--hidden-dropout", "0.1"]
+                     "--save-interval", 0, "--hidden-dropout", "0.1", "--log-fp8-interval", 1]
             for stage in stages:
                 with self.subTest(precision=precision, stage=stage):
                     names = [device + precision + str(stage) for device in ("cpu", "cuda")]
                     for device, name in zip(("cpu", "cuda"), names):
                         self.train(name, *shape, "--zero-stage", stage, device=device)
                     self.close(self.losses(names[0]), self.losses(names[1]), BOUNDS[precision])
+                    # What is known of FP8 tensors is known on both.
+                    seen = [[sorted(tensor) for entry in self.events(name, "fp8") for tensor in entry["tensors"]]
+                            for name in names]
+                    self.assertEqual(seen[0], seen[1])
+                    self.assertEqual(bool(seen[1]), precision == "fp8-o2")
 
     def test_checkpoints(self):
         shape = ["--precision", "fp8-o2", "--global-batch-size", 2 * RANKS, "--train-iters", 4, "--save-interval", 2,
