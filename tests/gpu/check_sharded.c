@@ -85,6 +85,8 @@ typedef struct run {
   int spoiled_step;
   // Part 0 is held around all others.
   int tied;
+  // Every second rank has the other half of a model.
+  int divided;
   // Gradients lie in memory of the model's own, with gaps between rows where nothing takes their place.
   int elsewhere;
   float max_norm;
@@ -95,8 +97,13 @@ typedef struct run {
 // The two of a rank, and memory of its model's own for gradients.
 typedef struct pair {
   const run *r;
+  // Of all ranks; and within those that have the same tensors.
+  int number;
   int rank;
   int size;
+  // Where the model is divided: ranks of the same half, and those of the same data. Else NULL.
+  fp8comm_communicator *data;
+  fp8comm_communicator *model;
   fp8core_context *contexts[2];
   fp8zero_sharded *sharded[2];
   void *own[2][MOST_TENSORS];
@@ -209,11 +216,11 @@ static fp8core_status write_gradient(pair *p, int index, int step, int micro, fp
   const int64_t columns = parameter->shape[1];
   // Rows of the model's own memory are apart where the reduction leaves them alone.
   const int64_t stride = r->elsewhere && r->options.gradient_memory && columns > 0 ? columns + 3 : columns;
-  test_random random = {(uint64_t)(((index * 8 + p->rank) * 16 + step) * 4 + micro + 1)};
+  test_random random = {(uint64_t)(((index * 8 + p->number) * 16 + step) * 4 + micro + 1)};
   memset(p->bytes[0], 0, (size_t)(parameter->shape[0] * stride) * size);
   for (int64_t i = 0; i < elements; i++) {
     double value = test_random_normal(&random) * (1 + index % 3);
-    if (step == r->spoiled_step && p->rank == r->options.stage % p->size && index == 1 && i == 0) value = NAN;
+    if (step == r->spoiled_step && p->number == r->options.stage % p->size && index == 1 && i == 0) value = NAN;
     const float scale = size == 1 ? 1 / p->scale_inverse : 1;
     const uint32_t code = fp8core_encode(parameter->gradient_dtype, (float)value * scale, 1);
     memcpy(p->bytes[0] + (size_t)(i / columns * stride + i % columns) * size, &code, size);
@@ -345,9 +352,8 @@ static fp8core_status make_pair(pair *p, const run *r, fp8comm_communicator *com
   void *memory;
   memset(p, 0, sizeof(*p));
   p->r = r;
-  p->rank = fp8comm_communicator_rank(communicator);
-  p->size = fp8comm_communicator_size(communicator);
-  p->contexts[1] = contexts[p->rank];
+  p->number = fp8comm_communicator_rank(communicator);
+  p->contexts[1] = contexts[p->number];
   p->scale_inverse = 0.25f;
   p->values = calloc(MOST_ELEMENTS, sizeof(*p->values));
   for (int side = 0; side < 2; side++) p->bytes[side] = calloc(2 * MOST_ELEMENTS, sizeof(float));
@@ -355,6 +361,14 @@ static fp8core_status make_pair(pair *p, const run *r, fp8comm_communicator *com
   device.path = r->path;
   TRY(fp8core_context_create(&p->contexts[0], &cpu));
   TRY(fp8comm_communicator_use_device(communicator, p->contexts[1], &device));
+  if (r->divided) {
+    TRY(fp8comm_communicator_split(communicator, p->number % 2, 0, &p->data));
+    TRY(fp8comm_communicator_split(communicator, p->number / 2, 0, &p->model));
+    options.model_communicator = p->model;
+    communicator = p->data;
+  }
+  p->rank = fp8comm_communicator_rank(communicator);
+  p->size = fp8comm_communicator_size(communicator);
   TRY(fp8core_alloc(p->contexts[1], sizeof(float), &memory));
   p->device_scale_inverse = memory;
   TRY(fp8core_copy(p->contexts[1], memory, &p->scale_inverse, sizeof(float)));
@@ -376,6 +390,8 @@ static void free_pair(pair *p) {
     free(p->bytes[side]);
   }
   (void)fp8core_free(p->contexts[1], p->device_scale_inverse);
+  fp8comm_communicator_destroy(&p->data);
+  fp8comm_communicator_destroy(&p->model);
   fp8core_context_destroy(&p->contexts[0]);
   free(p->values);
 }
@@ -478,6 +494,18 @@ static void formats(void **unused) {
       if (kind == 4) r.options.gradient.delayed_scaling = 1;
       run_on(2, &r);
     }
+  }
+}
+
+// A NaN in one half skips the step of both, and norms are those of the whole model.
+static void divided_models(void **unused) {
+  (void)unused;
+  for (int stage = 0; stage <= 3; stage++) {
+    run r = run_of(make_transformer, stage);
+    r.divided = 1;
+    r.steps = 3;
+    r.spoiled_step = 1;
+    run_on(4, &r);
   }
 }
 
@@ -656,8 +684,10 @@ static int have_nccl(void) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(every_stage), cmocka_unit_test(micro_batches_and_places), cmocka_unit_test(formats),
-    cmocka_unit_test(clipped),     cmocka_unit_test(bytes_are_the_cpus),       cmocka_unit_test(refused),
+    cmocka_unit_test(every_stage), cmocka_unit_test(micro_batches_and_places),
+    cmocka_unit_test(formats),     cmocka_unit_test(divided_models),
+    cmocka_unit_test(clipped),     cmocka_unit_test(bytes_are_the_cpus),
+    cmocka_unit_test(refused),
   };
   devices = fp8core_device_count(FP8CORE_DEVICE_CUDA);
   if (devices == 0) {
