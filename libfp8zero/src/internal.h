@@ -76,6 +76,9 @@ typedef struct fp8zero_buffer {
 struct fp8zero_sharded {
   fp8comm_communicator *communicator;
   fp8core_context *context;
+  // Where weights, gradients and states lie: the context's; and whether NCCL moves them.
+  fp8core_device device;
+  int nccl;
   fp8zero_sharded_options options;
   int rank;
   int size;
@@ -106,7 +109,10 @@ struct fp8zero_sharded {
   unsigned char *weights;
   unsigned char *gradients;
   unsigned char *sums;
+  // A mean in FP32, before it is added to the sum of several micro-batches: of so many elements at once. On a GPU a 1
+  // follows them.
   float *scratch;
+  int64_t scratch_elements;
   int weight_buffer_count;
   int gradient_buffer_count;
   fp8zero_buffer *weight_buffers;
@@ -121,12 +127,20 @@ struct fp8zero_sharded {
   fp8comm_gradient_result result;
   fp8comm_gradient_result last_result;
   uint64_t sent_bytes;
+  // Of gathers, and how many of these bytes NCCL sent, so that the transport has not counted them.
   uint64_t gathered_bytes;
+  uint64_t uncounted_bytes;
   uint64_t control_bytes;
 };
 
-// Elements that are added up at once.
-#define FP8ZERO_CHUNK 65536
+static inline int fp8zero_on_gpu(const fp8zero_sharded *sharded) { return sharded->device.type != FP8CORE_DEVICE_CPU; }
+
+// Sums of the means of several micro-batches (accumulate.c): makes the scratch, for tensors of up to `largest`
+// elements; adds a mean, contiguous, to a sum in FP32, or to nothing where it is the first; frees the scratch.
+fp8core_status fp8zero_make_scratch(fp8zero_sharded *sharded, int64_t largest);
+fp8core_status fp8zero_add_mean(const fp8zero_sharded *sharded, const fp8core_tensor *mean, int64_t elements,
+                                float *sum, int first);
+void fp8zero_free_scratch(fp8zero_sharded *sharded);
 
 // Makes everything but the reducer, by itself; `sharded` is zeroed but for communicator and context. On failure the
 // caller destroys it.

@@ -52,9 +52,6 @@ fp8core_status fp8zero_sharded_create(fp8zero_sharded **sharded, fp8comm_communi
   if (options && options->size != sizeof(*options))
     return fp8core_set_last_error(FP8CORE_ERROR_VERSION_MISMATCH, "fp8zero_sharded_options.size is %zu, expected %zu",
                                   options->size, sizeof(*options));
-  if (fp8core_context_device(context).type != FP8CORE_DEVICE_CPU)
-    return fp8core_set_last_error(FP8CORE_ERROR_NOT_SUPPORTED,
-                                  "context is on a GPU, expected the CPU: tensors are exchanged in host memory");
   const fp8zero_sharded_options chosen = options ? *options : fp8zero_sharded_options_default();
   fp8zero_sharded *made = calloc(1, sizeof(*made));
   if (!made)
@@ -62,6 +59,7 @@ fp8core_status fp8zero_sharded_create(fp8zero_sharded **sharded, fp8comm_communi
                                   sizeof(*made));
   made->communicator = communicator;
   made->context = context;
+  made->device = fp8core_context_device(context);
   fp8core_status status = fp8zero_make(made, &chosen, parameter_count, parameters, group_count, groups);
   status = fp8zero_agree(made, status, group_count, groups);
   if (status == FP8CORE_OK) status = fp8zero_make_reducer(made);
@@ -92,9 +90,9 @@ void fp8zero_sharded_destroy(fp8zero_sharded **sharded) {
   (void)fp8core_free(gone->context, gone->weights);
   (void)fp8core_free(gone->context, gone->gradients);
   (void)fp8core_free(gone->context, gone->sums);
+  fp8zero_free_scratch(gone);
   free(gone->weight_buffers);
   free(gone->gradient_buffers);
-  free(gone->scratch);
   free(gone->squares);
   free(gone->square_counts);
   free(gone->square_begins);
@@ -117,7 +115,9 @@ void fp8zero_sharded_destroy(fp8zero_sharded **sharded) {
 
 static fp8core_status start_gather(fp8zero_sharded *sharded, fp8zero_part *part) {
   const uint64_t others = (uint64_t)(sharded->size - 1);
-  sharded->gathered_bytes += (uint64_t)part->counts[sharded->rank] * others + (others > 0 ? HEADER_BYTES : 0);
+  const uint64_t bytes = (uint64_t)part->counts[sharded->rank] * others;
+  sharded->gathered_bytes += bytes + (others > 0 ? HEADER_BYTES : 0);
+  if (sharded->nccl) sharded->uncounted_bytes += bytes;
   return fp8comm_all_gatherv_start(sharded->communicator, part->own, part->weights, part->counts, FP8COMM_BYTE,
                                    &part->gather);
 }
@@ -176,25 +176,9 @@ static fp8core_status prefetch(fp8zero_sharded *sharded, int index, fp8zero_dire
 static fp8core_status add_means(fp8zero_sharded *sharded, const fp8zero_part *part) {
   for (int64_t i = part->first; i < part->first + part->count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
-    const fp8core_tensor *mean = &sharded->means[i];
-    if (tensor->local < 0) continue;
-    float *sum = sharded->local_gradients[tensor->local].data;
-    const int64_t size = (int64_t)fp8core_dtype_size(mean->dtype);
-    for (int64_t begin = 0; begin < tensor->elements; begin += FP8ZERO_CHUNK) {
-      const int64_t rest = tensor->elements - begin;
-      const int64_t elements = rest < FP8ZERO_CHUNK ? rest : FP8ZERO_CHUNK;
-      fp8core_tensor source =
-        fp8core_tensor_create((unsigned char *)mean->data + begin * size, mean->dtype, 1, &elements);
-      const int first = part->reductions == 1;
-      const fp8core_tensor target =
-        fp8core_tensor_create(first ? sum + begin : sharded->scratch, FP8CORE_FP32, 1, &elements);
-      fp8core_cast_options options = fp8core_cast_options_default();
-      source.scale_inverse = mean->scale_inverse;
-      // Infinities are for the optimizer to find.
-      options.saturate = 0;
-      FP8ZERO_TRY(fp8core_cast(sharded->context, &options, &source, &target));
-      for (int64_t j = 0; j < elements && !first; j++) sum[begin + j] += sharded->scratch[j];
-    }
+    if (tensor->local >= 0)
+      FP8ZERO_TRY(fp8zero_add_mean(sharded, &sharded->means[i], tensor->elements,
+                                   sharded->local_gradients[tensor->local].data, part->reductions == 1));
   }
   return FP8CORE_OK;
 }
@@ -319,8 +303,12 @@ static fp8core_status check_gradients(const fp8zero_sharded *sharded, const fp8z
     if (elements != tensor->elements)
       return fp8zero_invalid("the gradient of parameter \"%s\" has %lld elements, expected %lld", tensor->name,
                              (long long)elements, (long long)tensor->elements);
-    if (gradients[i].device.type != FP8CORE_DEVICE_CPU)
-      return fp8zero_invalid("the gradient of parameter \"%s\" is on a GPU, expected host memory", tensor->name);
+    const fp8core_device device = gradients[i].device;
+    if (device.type != sharded->device.type || device.index != sharded->device.index)
+      return fp8zero_invalid("the gradient of parameter \"%s\" is on device %d:%d, expected the context's, %d:%d "
+                             "(0: CPU, 1: CUDA)",
+                             tensor->name, (int)device.type, device.index, (int)sharded->device.type,
+                             sharded->device.index);
     if (elements > 0 && means_are_in_place(sharded)) FP8ZERO_TRY(check_place(sharded, tensor, &gradients[i]));
   }
   return FP8CORE_OK;
@@ -433,6 +421,7 @@ fp8core_status fp8zero_sharded_weight(const fp8zero_sharded *sharded, int64_t in
                            one->name, one->part);
   *tensor = fp8core_tensor_create(one->elements > 0 ? part->weights + one->weight_offset : NULL, one->weight_dtype,
                                   one->dimensions, one->shape);
+  tensor->device = sharded->device;
   tensor->scale_inverse = (const float *)(const void *)(part->weights + one->scale_offset);
   return FP8CORE_OK;
 }
@@ -576,6 +565,19 @@ static fp8core_status measure(fp8zero_sharded *sharded, verdict *common) {
                                 common->failed, common->where);
 }
 
+static fp8core_status copy_scale(const fp8zero_sharded *sharded, void *to, const float *from) {
+  if (!fp8zero_on_gpu(sharded)) {
+    memcpy(to, from, sizeof(*from));
+    return FP8CORE_OK;
+  }
+  // On the stream: fp8core_copy() would wait for the update of the part. Scales are finite, so their bits stay.
+  fp8core_tensor source = fp8core_tensor_create((void *)(uintptr_t)from, FP8CORE_FP32, 0, NULL);
+  source.device = sharded->device;
+  fp8core_tensor target = source;
+  target.data = to;
+  return fp8core_cast(sharded->context, NULL, &source, &target);
+}
+
 // The scales of this rank's weights to where they travel from.
 static fp8core_status place_scales(fp8zero_sharded *sharded, const fp8zero_part *part) {
   for (int64_t i = part->first; i < part->first + part->count; i++) {
@@ -585,7 +587,7 @@ static fp8core_status place_scales(fp8zero_sharded *sharded, const fp8zero_part 
     FP8ZERO_TRY(fp8optim_adamw_state(sharded->adamw, tensor->local, FP8OPTIM_WEIGHT, &weight));
     unsigned char *scale =
       part->weights_stay ? part->weights + tensor->scale_offset : part->own + (tensor->scale_offset - part->own_offset);
-    memcpy(scale, weight.scale_inverse, sizeof(float));
+    FP8ZERO_TRY(copy_scale(sharded, scale, weight.scale_inverse));
   }
   return FP8CORE_OK;
 }
@@ -765,6 +767,7 @@ fp8core_status fp8zero_sharded_traffic(const fp8zero_sharded *sharded, fp8zero_t
   const uint64_t others = sharded->gathered_bytes + sharded->control_bytes;
   traffic->weight_bytes = sharded->gathered_bytes;
   traffic->control_bytes = sharded->control_bytes;
-  traffic->gradient_bytes = sharded->sent_bytes > others ? sharded->sent_bytes - others : 0;
+  const uint64_t all = sharded->sent_bytes + sharded->uncounted_bytes;
+  traffic->gradient_bytes = all > others ? all - others : 0;
   return FP8CORE_OK;
 }

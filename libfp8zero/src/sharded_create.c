@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fp8comm/device.h"
 #include "fp8zero/partition.h"
 #include "internal.h"
 
@@ -29,10 +30,9 @@ static fp8core_status table(fp8zero_sharded *sharded, int64_t count, size_t size
 static fp8core_status arena(fp8zero_sharded *sharded, int64_t bytes, int64_t *counted, unsigned char **memory) {
   void *allocated = NULL;
   FP8ZERO_TRY(fp8core_alloc(sharded->context, (size_t)bytes, &allocated));
-  if (allocated) memset(allocated, 0, (size_t)bytes);
   *memory = allocated;
   *counted += bytes;
-  return FP8CORE_OK;
+  return allocated ? fp8core_zero(sharded->context, allocated, (size_t)bytes) : FP8CORE_OK;
 }
 
 static int64_t maximum(int64_t one, int64_t other) { return one > other ? one : other; }
@@ -270,16 +270,17 @@ static fp8core_status make_buffers(fp8zero_sharded *sharded, int wanted, int par
 }
 
 // Every scale is 1 until weights are made.
-static void reset_scales(fp8zero_sharded *sharded) {
+static fp8core_status reset_scales(fp8zero_sharded *sharded) {
   const float one = 1.0f;
   for (int64_t i = 0; i < sharded->tensor_count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
     const fp8zero_part *part = &sharded->parts[tensor->part];
-    if (part->weights)
-      memcpy(part->weights + tensor->scale_offset, &one, sizeof(one));
-    else if (tensor->owner == sharded->rank)
-      memcpy(part->own + (tensor->scale_offset - part->own_offset), &one, sizeof(one));
+    if (!part->weights && tensor->owner != sharded->rank) continue;
+    unsigned char *scale =
+      part->weights ? part->weights + tensor->scale_offset : part->own + (tensor->scale_offset - part->own_offset);
+    FP8ZERO_TRY(fp8core_copy(sharded->context, scale, &one, sizeof(one)));
   }
+  return FP8CORE_OK;
 }
 
 static fp8core_status allocate_weights(fp8zero_sharded *sharded) {
@@ -301,7 +302,7 @@ static fp8core_status allocate_weights(fp8zero_sharded *sharded) {
     part->own = advance(at, part->weights_stay ? part->own_offset : 0);
     at = advance(at, part->weights_stay ? part->weight_bytes : part->counts[sharded->rank]);
   }
-  reset_scales(sharded);
+  FP8ZERO_TRY(reset_scales(sharded));
   return make_buffers(sharded, sharded->options.weight_buffers, parts, largest, &sharded->memory.weight_buffer_bytes,
                       &sharded->weight_buffer_count, &sharded->weight_buffers);
 }
@@ -334,14 +335,21 @@ static fp8core_status allocate_gradients(fp8zero_sharded *sharded) {
                            &sharded->memory.gradient_buffer_bytes, &sharded->gradient_buffer_count,
                            &sharded->gradient_buffers));
   if (sharded->options.stage < 2) return FP8CORE_OK;
-  for (int64_t i = 0; i < sharded->tensor_count; i++)
-    if (sharded->tensors[i].local >= 0) mean_bytes += aligned(sharded->tensors[i].elements * element);
-  if (sums) FP8ZERO_TRY(table(sharded, FP8ZERO_CHUNK, sizeof(*sharded->scratch), &sharded->scratch));
-  return arena(sharded, mean_bytes, &sharded->memory.mean_gradient_bytes, &sharded->sums);
+  int64_t longest = 0;
+  for (int64_t i = 0; i < sharded->tensor_count; i++) {
+    if (sharded->tensors[i].local < 0) continue;
+    mean_bytes += aligned(sharded->tensors[i].elements * element);
+    longest = maximum(longest, sharded->tensors[i].elements);
+  }
+  FP8ZERO_TRY(arena(sharded, mean_bytes, &sharded->memory.mean_gradient_bytes, &sharded->sums));
+  return sums ? fp8zero_make_scratch(sharded, longest) : FP8CORE_OK;
 }
 
-static fp8core_tensor tensor_of(const fp8zero_tensor *tensor, void *data, fp8core_dtype dtype) {
-  return fp8core_tensor_create(data, dtype, tensor->dimensions, tensor->shape);
+static fp8core_tensor tensor_of(const fp8zero_sharded *sharded, const fp8zero_tensor *tensor, void *data,
+                                fp8core_dtype dtype) {
+  fp8core_tensor made = fp8core_tensor_create(data, dtype, tensor->dimensions, tensor->shape);
+  made.device = sharded->device;
+  return made;
 }
 
 // What the reducer writes, and what the optimizer reads.
@@ -354,6 +362,7 @@ static fp8core_status describe_gradients(fp8zero_sharded *sharded) {
   FP8ZERO_TRY(table(sharded, sharded->adamw_count, sizeof(*sharded->local_gradients), &sharded->local_gradients));
   const int64_t none[2] = {0, 0};
   sharded->local_gradients[0] = fp8core_tensor_create(NULL, FP8CORE_FP32, 2, none);
+  sharded->local_gradients[0].device = sharded->device;
   for (int64_t i = 0; i < sharded->tensor_count; i++) {
     const fp8zero_tensor *tensor = &sharded->tensors[i];
     const fp8zero_part *part = &sharded->parts[tensor->part];
@@ -363,9 +372,10 @@ static fp8core_status describe_gradients(fp8zero_sharded *sharded) {
       data = at;
       at += aligned(tensor->elements * (int64_t)(sums ? sizeof(float) : fp8core_dtype_size(sharded->mean_dtype)));
     }
-    sharded->means[i] = tensor_of(tensor, sums ? NULL : data, sharded->mean_dtype);
+    sharded->means[i] = tensor_of(sharded, tensor, sums ? NULL : data, sharded->mean_dtype);
     if (tensor->local >= 0)
-      sharded->local_gradients[tensor->local] = tensor_of(tensor, data, sums ? FP8CORE_FP32 : sharded->mean_dtype);
+      sharded->local_gradients[tensor->local] =
+        tensor_of(sharded, tensor, data, sums ? FP8CORE_FP32 : sharded->mean_dtype);
   }
   return FP8CORE_OK;
 }
@@ -427,6 +437,11 @@ fp8core_status fp8zero_make(fp8zero_sharded *sharded, const fp8zero_sharded_opti
   sharded->size = fp8comm_communicator_size(sharded->communicator);
   sharded->memory.overhead_bytes = (int64_t)sizeof(*sharded);
   sharded->last_result.nonfinite_rank = sharded->result.nonfinite_rank = -1;
+  const char *path = fp8comm_communicator_device_path(sharded->communicator);
+  sharded->nccl = fp8zero_on_gpu(sharded) && strcmp(path, "nccl") == 0;
+  if (fp8zero_on_gpu(sharded) && strcmp(path, "none") == 0)
+    return fp8zero_invalid("context is on a GPU, but the communicator has no device, expected "
+                           "fp8comm_communicator_use_device() with this context before");
   FP8ZERO_TRY(check_options(options));
   switch (options->gradient.algorithm) {
   case FP8COMM_BASELINE_FP32: sharded->mean_dtype = FP8CORE_FP32; break;
@@ -546,6 +561,7 @@ static uint64_t hash_groups(int count, const fp8optim_group *groups) {
 // What ranks compare, in the order in which differences are told.
 enum {
   TOLD_STATUS,
+  TOLD_DEVICE,
   TOLD_STAGE,
   TOLD_MICRO_BATCHES,
   TOLD_WEIGHT_BUFFERS,
@@ -561,6 +577,7 @@ enum {
   TOLD
 };
 static const char *const told_names[TOLD] = {
+  [TOLD_DEVICE] = "the context's type of device (0: CPU, 1: CUDA)",
   [TOLD_STAGE] = "stage",
   [TOLD_MICRO_BATCHES] = "micro_batches",
   [TOLD_WEIGHT_BUFFERS] = "weight_buffers",
@@ -608,6 +625,7 @@ fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, in
       const uint64_t one = hash_tensor(sharded, i);
       parameters = hash(parameters, &one, sizeof(one));
     }
+    own[TOLD_DEVICE] = (int64_t)sharded->device.type;
     own[TOLD_STAGE] = options->stage;
     own[TOLD_MICRO_BATCHES] = options->micro_batches;
     own[TOLD_WEIGHT_BUFFERS] = options->weight_buffers;

@@ -337,6 +337,7 @@ static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void 
   const call data = {kernel, &argument};
   fake_stream_flush(stream);
   pthread_mutex_lock(&emulation::device);
+  fake_device_begin();
   emulation::body = call::run;
   emulation::argument = &data;
   emulation::dynamic_shared_bytes = shared_bytes;
@@ -353,6 +354,7 @@ static int fp8core_launch(void (*kernel)(Argument), dim3 grid, dim3 block, void 
   emulation::argument = NULL;
   free(emulation::dynamic_shared);
   emulation::dynamic_shared = NULL;
+  fake_device_end();
   pthread_mutex_unlock(&emulation::device);
   return 0;
 }

@@ -6,8 +6,11 @@
 // Copies that CUDA does later (between device memories, from and to page-locked memory) are done when an event behind
 // them is asked for, one each time, and so are waits for another stream's; so that who does not wait for them shows.
 //
-// FP8_FAKE_CAPABILITY is the compute capability of the GPU that it plays: 80, 89, 90 (default) or 100. FP8_FAKE_DEVICES
-// is how many there are, 2 by default.
+// With FP8_FAKE_GUARD set, device memory can be touched while the device works only (or another rank's, where ranks are
+// threads), so that a host that follows a device pointer ends with a segmentation fault.
+//
+// FP8_FAKE_CAPABILITY is the compute capability of the GPUs that it plays: 80, 89, 90 (default) or 100; or one for
+// each, with commas between, the last for the rest. FP8_FAKE_DEVICES is how many there are, 2 by default.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -16,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "cuda/cublaslt.h"
 #include "fake_cuda.h"
@@ -24,13 +28,17 @@
 // For the emulated libraries that are linked with the one that this is in.
 #pragma GCC visibility push(default)
 
-static int capability(void) {
-  const char *value = getenv("FP8_FAKE_CAPABILITY");
-  return value ? atoi(value) : 90;
-}
-
 // A thread has its own, as in CUDA.
 static _Thread_local int current_device;
+
+static int capability_of(int device) {
+  const char *value = getenv("FP8_FAKE_CAPABILITY");
+  if (!value) return 90;
+  for (int i = 0; i < device && strchr(value, ','); i++) value = strchr(value, ',') + 1;
+  return atoi(value);
+}
+
+static int capability(void) { return capability_of(current_device); }
 
 cudaError_t cudaGetDeviceCount(int *count) {
   const char *value = getenv("FP8_FAKE_DEVICES");
@@ -53,9 +61,8 @@ const char *cudaGetErrorName(cudaError_t error) { return error == cudaSuccess ? 
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-  (void)device;
-  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? capability() / 10
-           : attribute == cudaDevAttrComputeCapabilityMinor ? capability() % 10
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? capability_of(device) / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor ? capability_of(device) % 10
                                                             : 2;
   return cudaSuccess;
 }
@@ -63,6 +70,53 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 cudaError_t cudaDeviceGetPCIBusId(char *name, int bytes, int device) {
   (void)snprintf(name, (size_t)bytes, "0000:%02X:00.0", device + 1);
   return cudaSuccess;
+}
+
+// --- Memory that the host must not touch ---
+
+// Addresses that are given out once, so that also memory that was freed shows.
+#define GUARDED_BYTES ((size_t)1 << 38)
+
+static pthread_mutex_t guard_lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned char *guarded;
+static size_t guarded_used;
+static int guard_users;
+
+static int is_guarded(void) { return getenv("FP8_FAKE_GUARD") != NULL; }
+
+static void protect(int rights) {
+  if (guarded_used > 0 && mprotect(guarded, guarded_used, rights) != 0) abort();
+}
+
+void fake_device_begin(void) {
+  if (!is_guarded()) return;
+  (void)pthread_mutex_lock(&guard_lock);
+  if (guard_users++ == 0) protect(PROT_READ | PROT_WRITE);
+  (void)pthread_mutex_unlock(&guard_lock);
+}
+
+void fake_device_end(void) {
+  if (!is_guarded()) return;
+  (void)pthread_mutex_lock(&guard_lock);
+  if (--guard_users == 0) protect(PROT_NONE);
+  (void)pthread_mutex_unlock(&guard_lock);
+}
+
+static void *allocate_guarded(size_t bytes) {
+  const size_t page = 4096, whole = (bytes + page - 1) / page * page;
+  void *memory = NULL;
+  (void)pthread_mutex_lock(&guard_lock);
+  if (!guarded) {
+    void *reserved = mmap(NULL, GUARDED_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved != MAP_FAILED) guarded = reserved;
+  }
+  if (guarded && whole <= GUARDED_BYTES - guarded_used) {
+    memory = guarded + guarded_used;
+    guarded_used += whole;
+    if (guard_users > 0) protect(PROT_READ | PROT_WRITE);
+  }
+  (void)pthread_mutex_unlock(&guard_lock);
+  return memory;
 }
 
 // --- Memory of each kind ---
@@ -88,7 +142,8 @@ static void add_range(void *pointer, size_t bytes, int page_locked) {
   (void)pthread_mutex_unlock(&ranges_lock);
 }
 
-static void remove_range(const void *pointer) {
+// How many bytes it had.
+static size_t remove_range(const void *pointer) {
   (void)pthread_mutex_lock(&ranges_lock);
   range **link = &ranges;
   while (*link && (*link)->begin != pointer) link = &(*link)->next;
@@ -96,7 +151,9 @@ static void remove_range(const void *pointer) {
   if (gone) *link = gone->next;
   (void)pthread_mutex_unlock(&ranges_lock);
   if (pointer && !gone) abort();
+  const size_t bytes = gone ? gone->bytes : 0;
   free(gone);
+  return bytes;
 }
 
 static int find_range(const void *pointer, range *found) {
@@ -130,7 +187,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
 }
 
 cudaError_t cudaFreeHost(void *pointer) {
-  remove_range(pointer);
+  (void)remove_range(pointer);
   free(pointer);
   return cudaSuccess;
 }
@@ -182,7 +239,11 @@ static void do_copy(stream *of) {
   copy *one = of->first;
   of->first = one->next;
   while (one->of && one->of->done < one->copies) do_copy(one->of);
-  if (!one->of) memcpy(one->destination, one->source, one->bytes);
+  if (!one->of) {
+    fake_device_begin();
+    memcpy(one->destination, one->source, one->bytes);
+    fake_device_end();
+  }
   free(one);
   of->done++;
 }
@@ -274,16 +335,26 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureSta
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   if (bytes > (size_t)1 << 40) return cudaErrorMemoryAllocation;
-  if (posix_memalign(pointer, 256, bytes) != 0) return cudaErrorMemoryAllocation;
+  if (is_guarded()) {
+    *pointer = allocate_guarded(bytes);
+    if (!*pointer) return cudaErrorMemoryAllocation;
+  } else if (posix_memalign(pointer, 256, bytes) != 0) {
+    return cudaErrorMemoryAllocation;
+  }
   // What a kernel forgets to write shows.
+  fake_device_begin();
   memset(*pointer, 0xff, bytes < (size_t)1 << 20 ? bytes : (size_t)1 << 20);
+  fake_device_end();
   add_range(*pointer, bytes, 0);
   return cudaSuccess;
 }
 
 cudaError_t cudaFree(void *pointer) {
-  remove_range(pointer);
-  free(pointer);
+  const size_t bytes = remove_range(pointer);
+  if (!is_guarded())
+    free(pointer);
+  else if (bytes > 0)
+    (void)madvise(pointer, bytes, MADV_DONTNEED);
   return cudaSuccess;
 }
 
@@ -298,13 +369,17 @@ cudaError_t cudaMemcpyAsync(void *destination, const void *source, size_t bytes,
   if (to && (page_locked || (from_known && into_known)))
     return put_copy(to, (copy){NULL, destination, source, bytes, NULL, 0});
   fake_stream_flush(to);
+  fake_device_begin();
   memcpy(destination, source, bytes);
+  fake_device_end();
   return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t handle) {
   fake_stream_flush(handle);
+  fake_device_begin();
   memset(pointer, value, bytes);
+  fake_device_end();
   return cudaSuccess;
 }
 
@@ -573,6 +648,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   (void)handle;
   fake_stream_flush(handle_of_stream);
   if (!algorithm || !workspace || workspace_bytes < 1 << 20) return CUBLAS_STATUS_INVALID_VALUE;
+  fake_device_begin();
   // Kernels use it as they like.
   memset(workspace, 0xff, 1 << 20);
   const double factor = (double)*(const float *)alpha * (of->scale_a ? (double)*of->scale_a : 1.0) *
@@ -612,6 +688,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         if (of->amax_d) raise_amax(of->amax_d, value);
         store((int)ld->type, d, matrix * ld->stride + j * ld->leading + i, value * scale_d);
       }
+  fake_device_end();
   return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -23,6 +23,10 @@ unsigned long long fake_page_locked_bytes(void);
 // Does what a stream was given and has not done: before kernels, which run at once.
 void fake_stream_flush(void *stream);
 
+// Around what the device does with its memory: outside of these the host cannot touch it, with FP8_FAKE_GUARD.
+void fake_device_begin(void);
+void fake_device_end(void);
+
 #if defined(__cplusplus)
 }
 #endif

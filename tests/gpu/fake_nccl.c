@@ -231,8 +231,10 @@ static int go_on_in_pairs(clique *of) {
 }
 
 static void go_on(clique *of) {
+  fake_device_begin();
   while (go_on_together(of) || go_on_in_pairs(of)) {
   }
+  fake_device_end();
 }
 
 // --- What libfp8comm calls ---

@@ -8,24 +8,76 @@
 
 #include "checksum.h"
 #include "fp8comm/collectives.h"
+#include "fp8comm/device.h"
 #include "try.h"
 
 #define MESSAGE_BYTES 400
 
-// By the names of hosts and the sets of processors.
-static fp8core_status count_sharing(fp8lm_ranks *ranks) {
+// Where a rank runs: hashes of its machine, the same as long as that is up, whatever its containers are called, and of
+// the processors that it may use; and its number on the machine by its launcher, -1: it says none.
+enum { PLACE_MACHINE, PLACE_PROCESSORS, PLACE_LAUNCHER_RANK, PLACE };
+
+static int64_t hash_machine(void) {
+  char text[256] = "";
+  FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (file) {
+    if (!fgets(text, sizeof(text), file)) text[0] = '\0';
+    (void)fclose(file);
+  }
+  if (!text[0]) (void)gethostname(text, sizeof(text) - 1);
+  return (int64_t)fp8lm_crc32(0, text, strlen(text));
+}
+
+static int64_t hash_processors(void) {
   char host[256] = "";
   cpu_set_t set;
-  ranks->sharing_size = 1;
-  if (ranks->size == 1) return FP8CORE_OK;
   (void)gethostname(host, sizeof(host) - 1);
   if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_ZERO(&set);
-  const int64_t own = (int64_t)fp8lm_crc32(fp8lm_crc32(0, host, strlen(host)), &set, sizeof(set));
-  int64_t *all = calloc((size_t)ranks->size, sizeof(*all));
+  return (int64_t)fp8lm_crc32(fp8lm_crc32(0, host, strlen(host)), &set, sizeof(set));
+}
+
+// torchrun, Open MPI, MPICH and those that descend from it, Slurm.
+static int64_t launcher_rank(void) {
+  static const char *const variables[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                          "SLURM_LOCALID"};
+  for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++) {
+    const char *text = getenv(variables[i]);
+    if (!text) continue;
+    char *end;
+    const long value = strtol(text, &end, 10);
+    return *text && !*end && value >= 0 && value <= INT32_MAX ? value : -1;
+  }
+  return -1;
+}
+
+// The launcher's number, where it gave each rank of the machine one of its own: variables may be those of a job around
+// it. Else the number of ranks there that come before.
+static int find_local_rank(const fp8lm_ranks *ranks, const int64_t (*all)[PLACE]) {
+  const int64_t *own = all[ranks->rank];
+  int before = 0;
+  int told = 1;
+  for (int i = 0; i < ranks->size; i++) {
+    if (all[i][PLACE_MACHINE] != own[PLACE_MACHINE]) continue;
+    before += i < ranks->rank;
+    told = told && all[i][PLACE_LAUNCHER_RANK] >= 0;
+    for (int j = 0; j < i && told; j++)
+      told = all[j][PLACE_MACHINE] != own[PLACE_MACHINE] || all[j][PLACE_LAUNCHER_RANK] != all[i][PLACE_LAUNCHER_RANK];
+  }
+  return told ? (int)own[PLACE_LAUNCHER_RANK] : before;
+}
+
+// What the ranks of this machine share.
+static fp8core_status find_place(fp8lm_ranks *ranks) {
+  if (ranks->size == 1) return FP8CORE_OK;
+  const int64_t own[PLACE] = {hash_machine(), hash_processors(), launcher_rank()};
+  int64_t(*all)[PLACE] = calloc((size_t)ranks->size, sizeof(*all));
   if (!all) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the list of ranks");
-  const fp8core_status status = fp8comm_all_gather(ranks->communicator, &own, all, 1, FP8COMM_INT64);
-  ranks->sharing_size = 0;
-  for (int i = 0; i < ranks->size; i++) ranks->sharing_size += all[i] == own;
+  const fp8core_status status = fp8comm_all_gather(ranks->communicator, own, all, PLACE, FP8COMM_INT64);
+  if (status == FP8CORE_OK) {
+    ranks->sharing_size = 0;
+    for (int i = 0; i < ranks->size; i++) ranks->sharing_size += all[i][PLACE_PROCESSORS] == own[PLACE_PROCESSORS];
+    ranks->local_rank = find_local_rank(ranks, (const int64_t(*)[PLACE])all);
+  }
   free(all);
   return status;
 }
@@ -39,12 +91,23 @@ fp8core_status fp8lm_ranks_create(fp8lm_ranks *ranks, double timeout_seconds) {
   TRY(fp8comm_communicator_create_from_environment(&ranks->communicator, &options));
   ranks->rank = fp8comm_communicator_rank(ranks->communicator);
   ranks->size = fp8comm_communicator_size(ranks->communicator);
-  return count_sharing(ranks);
+  return find_place(ranks);
 }
 
 void fp8lm_ranks_destroy(fp8lm_ranks *ranks) {
   fp8comm_communicator_destroy(&ranks->communicator);
+  fp8core_context_destroy(&ranks->context);
   memset(ranks, 0, sizeof(*ranks));
+}
+
+int fp8lm_ranks_gpu(const fp8lm_ranks *ranks) {
+  const int gpus = fp8core_device_count(FP8CORE_DEVICE_CUDA);
+  return gpus > 0 ? ranks->local_rank % gpus : 0;
+}
+
+fp8core_status fp8lm_ranks_use_gpu(fp8lm_ranks *ranks, fp8core_context *context) {
+  ranks->context = context;
+  return fp8comm_communicator_use_device(ranks->communicator, context, NULL);
 }
 
 const char *fp8lm_ranks_name(const fp8lm_ranks *ranks, char *buffer, size_t size) {

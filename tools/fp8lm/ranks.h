@@ -1,7 +1,8 @@
 /** \file
  * The data-parallel ranks of a run, and how they stay together: what one of them finds, all know.
  *
- * All calls but those of fp8lm_ranks_name() and fp8lm_ranks_abort() are collective. With one rank they do nothing.
+ * All calls but those of fp8lm_ranks_name(), fp8lm_ranks_gpu() and fp8lm_ranks_abort() are collective. With one rank
+ * they do nothing.
  */
 #ifndef FP8LM_RANKS_H
 #define FP8LM_RANKS_H
@@ -10,6 +11,7 @@
 #include <stdint.h>
 
 #include "fp8comm/communicator.h"
+#include "fp8core/context.h"
 #include "fp8core/status.h"
 
 typedef struct fp8lm_ranks {
@@ -18,11 +20,23 @@ typedef struct fp8lm_ranks {
   int size;
   /** Ranks on this rank's machine that may run on the same processors: not those that a launcher bound to others. */
   int sharing_size;
+  /** This rank's number among those of its machine. */
+  int local_rank;
+  /** Of the GPU that the communicator was given; NULL: none. */
+  fp8core_context *context;
 } fp8lm_ranks;
 
 /** Finds the ranks that a launcher started (fp8comm_communicator_create_from_environment()); one without a launcher. */
 fp8core_status fp8lm_ranks_create(fp8lm_ranks *ranks, double timeout_seconds);
 void fp8lm_ranks_destroy(fp8lm_ranks *ranks);
+
+/** The number of the GPU that this rank is to use, of those that it sees, of which there is at least one: ranks of a
+ * machine take them in turn, and share them where they are few. 0 where it sees none. */
+int fp8lm_ranks_gpu(const fp8lm_ranks *ranks);
+
+/** Lets ranks exchange what lies in the memory of the context's GPU. The context is the ranks' from now on, also where
+ * this fails: it lives until they are destroyed. */
+fp8core_status fp8lm_ranks_use_gpu(fp8lm_ranks *ranks, fp8core_context *context);
 
 /** "rank 3 of 8: ", for messages; empty with one rank. */
 const char *fp8lm_ranks_name(const fp8lm_ranks *ranks, char *buffer, size_t size);

@@ -181,11 +181,9 @@ fp8core_status fp8lm_safetensors_begin(fp8lm_safetensors_writer *writer, const c
   return status;
 }
 
-fp8core_status fp8lm_safetensors_put(const fp8lm_safetensors_writer *writer, size_t index, const void *data) {
-  const char *from = data;
-  uint64_t left = elements_of(&writer->tensors[index]) * writer->tensors[index].element_size;
-  for (uint64_t at = writer->offsets[index]; left > 0;) {
-    const ssize_t written = pwrite(writer->descriptor, from, (size_t)left, (off_t)at);
+static fp8core_status put_at(int descriptor, const char *from, uint64_t left, uint64_t at) {
+  while (left > 0) {
+    const ssize_t written = pwrite(descriptor, from, (size_t)left, (off_t)at);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return failed("write");
     from += written;
@@ -193,6 +191,23 @@ fp8core_status fp8lm_safetensors_put(const fp8lm_safetensors_writer *writer, siz
     left -= (uint64_t)written;
   }
   return FP8CORE_OK;
+}
+
+fp8core_status fp8lm_safetensors_put(const fp8lm_safetensors_writer *writer, fp8core_context *context, size_t index,
+                                     const void *data) {
+  const uint64_t bytes = elements_of(&writer->tensors[index]) * writer->tensors[index].element_size;
+  const uint64_t at = writer->offsets[index];
+  if (fp8core_context_device(context).type == FP8CORE_DEVICE_CPU) return put_at(writer->descriptor, data, bytes, at);
+  char *block = malloc(BLOCK_BYTES);
+  if (!block) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate a block");
+  fp8core_status status = FP8CORE_OK;
+  for (uint64_t first = 0; first < bytes && status == FP8CORE_OK; first += BLOCK_BYTES) {
+    const size_t part = bytes - first < BLOCK_BYTES ? (size_t)(bytes - first) : BLOCK_BYTES;
+    status = fp8core_copy(context, block, (const char *)data + first, part);
+    if (status == FP8CORE_OK) status = put_at(writer->descriptor, block, part, at + first);
+  }
+  free(block);
+  return status;
 }
 
 static fp8core_status read_back(const fp8lm_safetensors_writer *writer, fp8lm_saved_file *saved) {

@@ -64,8 +64,10 @@ typedef struct fp8lm_safetensors_writer {
 fp8core_status fp8lm_safetensors_begin(fp8lm_safetensors_writer *writer, const char *path,
                                        const fp8lm_saved_tensor *tensors, size_t count, const char *const *metadata);
 
-/** Writes the data of tensor \p index, from host memory: each tensor once, in any order. */
-fp8core_status fp8lm_safetensors_put(const fp8lm_safetensors_writer *writer, size_t index, const void *data);
+/** Writes the data of tensor \p index, from host memory or that of the context's device: each tensor once, in any
+ * order. */
+fp8core_status fp8lm_safetensors_put(const fp8lm_safetensors_writer *writer, fp8core_context *context, size_t index,
+                                     const void *data);
 
 /** Reads the file back for its checksum and syncs it, unless \p status says that it failed; closes it. The same bytes
  * as fp8lm_safetensors_write()'s. \return \p status, or what went wrong here. */

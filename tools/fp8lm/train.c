@@ -297,9 +297,6 @@ static int check_ranks(const run *now) {
                           " of them a step, expected at most %d",
                           settings->global_batch_size, ranks, settings->pass_sequences,
                           fp8lm_train_micro_batches(settings), FP8GPT_MICRO_BATCHES);
-  if (ranks > 1 && settings->device != FP8LM_TRAIN_CPU)
-    return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX,
-                          "--device is cuda, but there are %d ranks: several train on CPUs only", ranks);
   return FP8LM_EXIT_SUCCESS;
 }
 

@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "fp8comm/device.h"
 #include "fp8core/fp8core.h"
 #include "json_writer.h"
 #include "machine.h"
@@ -133,6 +134,13 @@ static const char *reduction_name(const fp8lm_trainer *trainer) {
   return fp8comm_gradient_algorithm_name(fp8lm_train_gradient_options(trainer->settings).algorithm);
 }
 
+// How ranks exchange what is on GPUs, after how they exchange the rest.
+static const char *gpu_path(const fp8lm_trainer *trainer) {
+  if (!trainer->ranks->context) return "";
+  const char *path = fp8comm_communicator_device_path(trainer->ranks->communicator);
+  return strcmp(path, "nccl") == 0 ? ", GPUs over NCCL" : ", GPUs by way of the host";
+}
+
 static void put_memory(FILE *json, const fp8gpt_memory *model, const fp8optim_memory *optimizer) {
   fprintf(json,
           ", \"memory\": {\"weights\": %" PRId64 ", \"gradients\": %" PRId64 ", \"master\": %" PRId64
@@ -181,9 +189,9 @@ static void print_start(const fp8lm_trainer *trainer, const char *load, const fp
   printf("data: %" PRIu64 " tokens for training, %" PRIu64 " for validation; %" PRId64 " a step\n", train_tokens,
          validation_tokens, settings->global_batch_size * settings->seq_length);
   if (trainer->sharded)
-    printf("%d ranks over %s, ZeRO stage %d, gradients reduced by %s; memory is that of rank 0\n", trainer->ranks->size,
-           fp8comm_communicator_transport(trainer->ranks->communicator), fp8lm_trainer_stage(trainer),
-           reduction_name(trainer));
+    printf("%d ranks over %s%s, ZeRO stage %d, gradients reduced by %s; memory is that of rank 0\n",
+           trainer->ranks->size, fp8comm_communicator_transport(trainer->ranks->communicator), gpu_path(trainer),
+           fp8lm_trainer_stage(trainer), reduction_name(trainer));
   if (load) printf("continuing %s after %" PRId64 " steps\n", load, trainer->step);
   (void)fflush(stdout);
 }
@@ -211,6 +219,7 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
   put_integer(json, "ranks", trainer->ranks->size);
   if (trainer->sharded) {
     put_text(json, "transport", fp8comm_communicator_transport(trainer->ranks->communicator));
+    put_text(json, "device_path", fp8comm_communicator_device_path(trainer->ranks->communicator));
     put_integer(json, "zero_stage", fp8lm_trainer_stage(trainer));
     put_text(json, "grad_reduce", reduction_name(trainer));
   }

@@ -155,7 +155,10 @@ static fp8core_status create_model(fp8lm_trainer *trainer) {
     context_options.threads = share > 0 ? share : 1;
   }
   context_options.seed = (uint64_t)settings->seed;
-  if (settings->device == FP8LM_TRAIN_CUDA) context_options.device.type = FP8CORE_DEVICE_CUDA;
+  if (settings->device == FP8LM_TRAIN_CUDA) {
+    context_options.device.type = FP8CORE_DEVICE_CUDA;
+    context_options.device.index = fp8lm_ranks_gpu(trainer->ranks);
+  }
   TRY(fp8core_context_create(&trainer->context, &context_options));
   const fp8gpt_config config = fp8lm_train_model_config(settings);
   fp8gpt_model_options model_options = fp8lm_train_model_options(settings);
@@ -174,11 +177,15 @@ static fp8core_status create_model(fp8lm_trainer *trainer) {
     trainer->scaling_before = malloc(scaling_bytes);
     if (!trainer->scaling_before) return out_of_memory("a copy of the scaling state");
   }
+  if (settings->device == FP8LM_TRAIN_CUDA && trainer->ranks->size > 1 && scaling_bytes > 0) {
+    trainer->amaxes =
+      calloc((size_t)fp8core_scaling_tensors(fp8gpt_model_scaling(trainer->model)), sizeof(*trainer->amaxes));
+    if (!trainer->amaxes) return out_of_memory("a copy of the scaling state's amaxes");
+  }
   return FP8CORE_OK;
 }
 
-fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings,
-                                    const fp8lm_ranks *ranks) {
+fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings, fp8lm_ranks *ranks) {
   memset(trainer, 0, sizeof(*trainer));
   trainer->settings = settings;
   trainer->ranks = ranks;
@@ -189,6 +196,7 @@ fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_se
     return set_masters(trainer);
   }
   const fp8gpt_hooks hooks = {sizeof(hooks), trainer, acquire, release};
+  if (settings->device == FP8LM_TRAIN_CUDA) TRY(fp8lm_ranks_use_gpu(ranks, trainer->context));
   TRY(create_sharded(trainer));
   trainer->adamw = fp8zero_sharded_adamw(trainer->sharded);
   fp8core_status status = set_masters(trainer);
@@ -216,12 +224,14 @@ void fp8lm_trainer_destroy(fp8lm_trainer *trainer) {
     fp8optim_adamw_destroy(&trainer->adamw);
   fp8gpt_model_destroy(&trainer->model);
   if (trainer->cast_statistics) (void)fp8core_free(trainer->context, trainer->cast_statistics);
-  fp8core_context_destroy(&trainer->context);
+  // One that the communicator was given goes after it.
+  if (!trainer->ranks || trainer->ranks->context != trainer->context) fp8core_context_destroy(&trainer->context);
   free(trainer->gradients);
   free(trainer->tokens);
   free(trainer->targets);
   free(trainer->scaling_before);
   free(trainer->reducer_before);
+  free(trainer->amaxes);
   free(trainer->vocab);
   free(trainer->merges);
   memset(trainer, 0, sizeof(*trainer));
@@ -338,9 +348,16 @@ static fp8core_status run_micro_batches(fp8lm_trainer *trainer, double *loss) {
 static fp8core_status share_amaxes(fp8lm_trainer *trainer) {
   fp8core_scaling *scaling = fp8gpt_model_scaling(trainer->model);
   if (!scaling || !trainer->sharded) return FP8CORE_OK;
+  const int64_t count = fp8core_scaling_tensors(scaling);
   float *amaxes = fp8core_scaling_amaxes(scaling);
-  return fp8comm_all_reduce(trainer->ranks->communicator, amaxes, amaxes, fp8core_scaling_tensors(scaling),
-                            FP8COMM_FP32, FP8COMM_MAX);
+  if (!trainer->amaxes)
+    return fp8comm_all_reduce(trainer->ranks->communicator, amaxes, amaxes, count, FP8COMM_FP32, FP8COMM_MAX);
+  // By way of the host, where a NaN is never lost: NCCL's maximum may lose one.
+  const size_t bytes = (size_t)count * sizeof(*amaxes);
+  TRY(fp8core_copy(trainer->context, trainer->amaxes, amaxes, bytes));
+  TRY(fp8comm_all_reduce(trainer->ranks->communicator, trainer->amaxes, trainer->amaxes, count, FP8COMM_FP32,
+                         FP8COMM_MAX));
+  return fp8core_copy(trainer->context, amaxes, trainer->amaxes, bytes);
 }
 
 static fp8core_status step_alone(fp8lm_trainer *trainer, const fp8optim_step_options *options,

@@ -23,6 +23,7 @@ typedef struct fp8lm_trainer {
   /** The caller's, and outlives the trainer. */
   const fp8lm_train_settings *settings;
   const fp8lm_ranks *ranks;
+  /** On several GPUs the ranks'. */
   fp8core_context *context;
   fp8gpt_model *model;
   /** Of several ranks; NULL with one. */
@@ -50,6 +51,8 @@ typedef struct fp8lm_trainer {
    */
   void *scaling_before;
   void *reducer_before;
+  /** Of several ranks on GPUs: a copy of the scaling state's amaxes, which the ranks exchange; NULL: they need none. */
+  float *amaxes;
   /** The tokenizer's files, which go into every checkpoint; NULL: bytes. */
   char *vocab;
   size_t vocab_bytes;
@@ -83,9 +86,9 @@ typedef struct fp8lm_step_result {
 typedef fp8core_status (*fp8lm_step_observer)(fp8lm_trainer *trainer, void *user_data);
 
 /** Makes model and optimizer with initial weights. A zeroed trainer may be destroyed. All calls that may fail, but
- * fp8lm_trainer_read_tokenizer(), are collective over the ranks. */
-fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings,
-                                    const fp8lm_ranks *ranks);
+ * fp8lm_trainer_read_tokenizer(), are collective over the ranks. Several ranks on GPUs are given theirs here, and
+ * outlive the trainer. */
+fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_settings *settings, fp8lm_ranks *ranks);
 void fp8lm_trainer_destroy(fp8lm_trainer *trainer);
 
 /** The ZeRO stage; 0 with one rank. */

@@ -122,8 +122,9 @@ static fp8core_status gather_weights(const fp8lm_trainer *trainer, fp8lm_safeten
       fp8core_tensor weight;
       TRY(fp8zero_sharded_weight(trainer->sharded, i, &weight));
       const int scaled = fp8core_dtype_size(weight.dtype) == 1;
-      if (file && written == FP8CORE_OK) written = fp8lm_safetensors_put(file, at, weight.data);
-      if (file && written == FP8CORE_OK && scaled) written = fp8lm_safetensors_put(file, at + 1, weight.scale_inverse);
+      if (file && written == FP8CORE_OK) written = fp8lm_safetensors_put(file, trainer->context, at, weight.data);
+      if (file && written == FP8CORE_OK && scaled)
+        written = fp8lm_safetensors_put(file, trainer->context, at + 1, weight.scale_inverse);
       at += scaled ? 2 : 1;
     }
     TRY(fp8zero_sharded_release(trainer->sharded, part, FP8ZERO_FORWARD));

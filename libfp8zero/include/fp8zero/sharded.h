@@ -25,9 +25,15 @@
  * within acquire, reduce and progress.
  *
  * What is collective is called by all ranks of the communicator, in the same order with the same arguments but for the
- * gradients' values. Host memory: the context is a CPU's. Threads: one at a time, as communicator and context are.
- * Failures and messages: fp8comm/communicator.h; after a failure of the communicator only fp8zero_sharded_destroy() is
- * of use. docs/numerics.md, "Sharded optimizer", has the rules, and what has the same bits as what.
+ * gradients' values. Threads: one at a time, as communicator and context are. Failures and messages:
+ * fp8comm/communicator.h; after a failure of the communicator only fp8zero_sharded_destroy() is of use.
+ * docs/numerics.md, "Sharded optimizer", has the rules, and what has the same bits as what.
+ *
+ * Weights, gradients, states and their scales lie in the memory of the context's device. On CUDA the communicator must
+ * have been given this context (fp8comm/device.h); ranks may share a GPU. Calls queue work on the context's stream:
+ * gathers and reductions follow what it was given before them, and what it is given after acquire,
+ * fp8zero_sharded_wait() or a step sees their results. The host waits for the device where it waits for other ranks,
+ * and within fp8zero_sharded_step() and set_master(). Nothing of it can be captured in a CUDA graph.
  */
 #ifndef FP8ZERO_SHARDED_H
 #define FP8ZERO_SHARDED_H
@@ -151,12 +157,14 @@ typedef struct fp8zero_sharded fp8zero_sharded;
  * ranks do not agree on options, parameters or groups, the message names a rank and the parameter.
  *
  * \param sharded receives the handle, NULL on failure.
- * \param communicator, context must outlive the handle. The context is a CPU's.
+ * \param communicator, context must outlive the handle. A context of a CUDA device must be that of
+ *        fp8comm_communicator_use_device(). Contexts are of the same type of device on every rank.
  * \param options NULL for the defaults.
  * \param parameter_count 1 to 2^31 - 1; ranks may be more.
  * \param groups see fp8optim_adamw_create().
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, as a rank finds by itself, and where ranks do not
- *         agree; FP8CORE_ERROR_NOT_SUPPORTED for a context on a GPU; FP8CORE_ERROR_VERSION_MISMATCH;
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, as a rank finds by itself, where ranks do not
+ *         agree, and for a context on a GPU that is not the communicator's; FP8CORE_ERROR_NOT_SUPPORTED for gradient
+ *         options that a GPU has not (fp8comm/gradient.h); FP8CORE_ERROR_VERSION_MISMATCH; FP8CORE_ERROR_DEVICE;
  *         FP8CORE_ERROR_OUT_OF_MEMORY, and on the other ranks FP8CORE_ERROR_PEER with the number of the rank that has
  *         no memory; those of communicator.h.
  */
@@ -186,9 +194,10 @@ FP8ZERO_API fp8core_status fp8zero_sharded_part(const fp8zero_sharded *sharded, 
                                                 int64_t *count);
 
 /**
- * Describes the weight of a parameter: data (aligned to 64 bytes), dtype, shape and scale_inverse; scale and amax are
- * NULL. In stages 0 to 2, and for resident parts, the description is valid until the handle is destroyed, and what it
- * describes is there after the part was acquired, or fp8zero_sharded_wait(). Else both hold while the part is held.
+ * Describes the weight of a parameter: data (aligned to 64 bytes), dtype, shape, device and scale_inverse; scale and
+ * amax are NULL. In stages 0 to 2, and for resident parts, the description is valid until the handle is destroyed, and
+ * what it describes is there after the part was acquired, or fp8zero_sharded_wait(). Else both hold while the part is
+ * held.
  *
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for an index out of range, or a part that must be held and is not.
  */
@@ -316,7 +325,7 @@ typedef struct fp8zero_memory {
   int64_t exp_avg_sq_bytes;
   /** Of the reducer. */
   int64_t communication_bytes;
-  /** Tables. */
+  /** Tables, of host and device. */
   int64_t overhead_bytes;
   int64_t total_bytes;
 } fp8zero_memory;
@@ -325,7 +334,8 @@ FP8ZERO_API fp8core_status fp8zero_sharded_memory(const fp8zero_sharded *sharded
 
 /** Bytes that this rank has sent since the creation: all that the transport counted within the calls of this header.
  * Gathers run beside reductions, so theirs are told by what they are made of, and the rest counts as gradients; so do
- * other exchanges of the same thread that progress within these calls. */
+ * other exchanges of the same thread that progress within these calls. Over NCCL (fp8comm/device.h), which counts
+ * nothing, the codes of two-shot reductions are left out: gradient_bytes are then those of the small messages. */
 typedef struct fp8zero_traffic {
   /** Reductions. */
   uint64_t gradient_bytes;
