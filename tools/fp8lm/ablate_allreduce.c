@@ -206,7 +206,7 @@ static int open_data(run *now) {
 
 static int open_model(run *now) {
   // Its ranks are simulated.
-  static const fp8lm_ranks alone = {NULL, 0, 1, 1};
+  static const fp8lm_ranks alone = {.size = 1, .sharing_size = 1};
   fp8lm_train_settings *settings = &now->settings;
   if (settings->load) {
     const fp8gpt_config config = fp8lm_train_model_config(settings);
