@@ -477,7 +477,7 @@ def check_slurm(bootstrap, rank):
 def check_slurm_variables(bootstrap, rank, variables):
     """Without PMIx."""
     command = ['srun', '--mpi=none', '-n']
-    assert check_launched(command, bootstrap, rank, **variables, FP8COMM_BOOTSTRAP='slurm')
+    assert check_launched(command, bootstrap, '-', **variables, FP8COMM_BOOTSTRAP='slurm')
     assert check_launched(command, bootstrap, rank, **variables)
     check_interrupted_launch(command, bootstrap, **variables)
     # Two steps at once in one job, each for itself.
@@ -538,7 +538,7 @@ def listening(pid):
 def check_faults(program):
     timeout = 3
     # Who does not answer is asked before the timeout; after it comes the end of what is underway.
-    late = timeout + 1
+    late = timeout + 2
     for transports in TRANSPORTS:
         for mode in 'transfer', 'ring', 'reduce':
             for victim, how, pattern, within in ((1, signal.SIGKILL, r'rank 1\b', timeout), (0, signal.SIGKILL, r'rank 0\b', timeout),

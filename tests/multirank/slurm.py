@@ -2,8 +2,8 @@
 removed afterwards, listening on loopback. Nothing of a Slurm that the machine may have is read or touched."""
 import contextlib
 import ctypes
-import getpass
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -49,7 +49,7 @@ PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 class Missing(Exception):
-    """Why there is no Slurm here."""
+    """Why there is no Slurm here that runs."""
 
 
 def free_ports(count):
@@ -82,13 +82,14 @@ def stop(processes):
 
 @contextlib.contextmanager
 def one_node():
-    """Yields the variables with which srun finds it. Missing where Slurm, or a part of it, is not installed."""
+    """Yields the variables with which srun finds it. Missing where Slurm, or a part of it, is not installed, or cannot run."""
     programs = {name: shutil.which(name, path=PATH) for name in ('munged', 'slurmctld', 'slurmd', 'srun', 'sinfo', 'scancel')}
     absent = [name for name, path in programs.items() if not path]
     if absent:
         raise Missing(f'no {", ".join(absent)} here; Debian: slurmctld, slurmd, slurm-client, munge')
     # Short: sockets have names of at most 108 bytes.
     folder = tempfile.mkdtemp(prefix='fp8slurm-', dir='/tmp')
+    user = pwd.getpwuid(os.getuid()).pw_name
     started, logs = [], []
 
     def start(name, *arguments):
@@ -111,7 +112,7 @@ def one_node():
             key.write(os.urandom(1024))
         with open(f'{folder}/slurm.conf', 'w') as configuration:
             configuration.write(CONFIGURATION.format(host=socket.gethostname().split('.')[0], ports=free_ports(2), folder=folder,
-                                                     user=getpass.getuser()))
+                                                     user=user))
         start('munged', '--foreground', '--force', f'--socket={folder}/munge.socket', f'--key-file={folder}/munge.key',
               f'--pid-file={folder}/munged.pid', f'--seed-file={folder}/munge.seed', f'--log-file={folder}/munge.log')
         start('slurmctld', '-D')
@@ -121,13 +122,13 @@ def one_node():
         while subprocess.run([programs['sinfo'], '--noheader', '--format=%T'], env={**os.environ, **variables},
                              capture_output=True, text=True).stdout.strip() != 'idle':
             if time.monotonic() > deadline or any(one.poll() is not None for one in started):
-                raise AssertionError(f'Slurm does not start: {what_they_said()}')
+                raise Missing(f'Slurm does not start here: {what_they_said()}')
             time.sleep(0.1)
         yield variables
     finally:
         # What still runs of jobs first, with the daemons that end it.
         if len(started) == 3 and all(one.poll() is None for one in started):
-            subprocess.run([programs['scancel'], '--full', '--signal=KILL', f'--user={getpass.getuser()}'], timeout=PATIENCE,
+            subprocess.run([programs['scancel'], '--full', '--signal=KILL', f'--user={user}'], timeout=PATIENCE,
                            env={**os.environ, 'SLURM_CONF': f'{folder}/slurm.conf'}, capture_output=True)
         stop(started)
         for log in logs:
