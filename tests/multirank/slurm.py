@@ -83,7 +83,7 @@ def stop(processes):
 @contextlib.contextmanager
 def one_node():
     """Yields the variables with which srun finds it. Missing where Slurm, or a part of it, is not installed, or cannot run."""
-    programs = {name: shutil.which(name, path=PATH) for name in ('munged', 'slurmctld', 'slurmd', 'srun', 'sinfo', 'scancel')}
+    programs = {name: shutil.which(name, path=PATH) for name in ('munged', 'slurmctld', 'slurmd', 'srun', 'sinfo', 'scancel', 'squeue')}
     absent = [name for name, path in programs.items() if not path]
     if absent:
         raise Missing(f'no {", ".join(absent)} here; Debian: slurmctld, slurmd, slurm-client, munge')
@@ -99,6 +99,10 @@ def one_node():
         logs.append(log)
         started.append(subprocess.Popen([programs[name], *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                         preexec_fn=end_with_parent, env={**environment, 'SLURM_CONF': f'{folder}/slurm.conf'}))
+
+    def ask(name, *arguments):
+        return subprocess.run([programs[name], *arguments], env={**os.environ, 'SLURM_CONF': f'{folder}/slurm.conf'}, timeout=PATIENCE,
+                              capture_output=True, text=True).stdout.strip()
 
     def what_they_said():
         return ''.join(f'{log.name}:\n{os.pread(log.fileno(), 1 << 16, 0).decode(errors="replace")[-2000:]}' for log in logs)
@@ -117,19 +121,19 @@ def one_node():
               f'--pid-file={folder}/munged.pid', f'--seed-file={folder}/munge.seed', f'--log-file={folder}/munge.log')
         start('slurmctld', '-D')
         start('slurmd', '-D')
-        variables = {'SLURM_CONF': f'{folder}/slurm.conf'}
         deadline = time.monotonic() + PATIENCE
-        while subprocess.run([programs['sinfo'], '--noheader', '--format=%T'], env={**os.environ, **variables},
-                             capture_output=True, text=True).stdout.strip() != 'idle':
+        while ask('sinfo', '--noheader', '--format=%T') != 'idle':
             if time.monotonic() > deadline or any(one.poll() is not None for one in started):
                 raise Missing(f'Slurm does not start here: {what_they_said()}')
             time.sleep(0.1)
-        yield variables
+        yield {'SLURM_CONF': f'{folder}/slurm.conf'}
     finally:
         # What still runs of jobs first, with the daemons that end it.
         if len(started) == 3 and all(one.poll() is None for one in started):
-            subprocess.run([programs['scancel'], '--full', '--signal=KILL', f'--user={user}'], timeout=PATIENCE,
-                           env={**os.environ, 'SLURM_CONF': f'{folder}/slurm.conf'}, capture_output=True)
+            ask('scancel', '--signal=KILL', f'--user={user}')
+            deadline = time.monotonic() + 10
+            while ask('squeue', '--noheader') and time.monotonic() < deadline:
+                time.sleep(0.1)
         stop(started)
         for log in logs:
             log.close()
