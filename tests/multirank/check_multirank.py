@@ -426,7 +426,7 @@ def check_launchers(bootstrap, rank):
         if 'PMIX_RANK=' not in probe.stdout:
             print(f'skipped: {name} does not offer PMIx here: {probe.stderr.strip()[:300]}')
             continue
-        if not check_launched([*command], bootstrap, rank):
+        if not check_launched([*command], bootstrap, rank, [('collectives', 'sm,self'), ('again', 'tcp,self')]):
             print('skipped: built without PMIx')
             sys.exit(77)
         check_interrupted_launch([*command], bootstrap)
@@ -446,10 +446,11 @@ def launch(command, *words, **environment):
                           timeout=120)
 
 
-def check_launched(command, bootstrap, rank, **environment):
-    """Whether the build has what the launcher, whose command wants a number and a program, offers."""
+def check_launched(command, bootstrap, rank, modes, **environment):
+    """Whether the build has what the launcher, whose command wants a number and a program, offers. Modes are those of whole communicators,
+    with their UCX_TLS."""
     for size in 1, 2, 4:
-        for words, tls in [((bootstrap, 20), None)] + ([] if rank == '-' else [((rank, 20, 'collectives'), 'sm,self'), ((rank, 20, 'again'), 'tcp,self')]):
+        for words, tls in [((bootstrap, 20), None), *(((rank, 20, mode), tls) for mode, tls in modes if rank != '-')]:
             done = launch([*command, size], *words, UCX_TLS=tls, **environment)
             if 'built' in done.stdout and 'PMIx' in done.stdout:
                 return False
@@ -464,7 +465,7 @@ def check_slurm(bootstrap, rank):
             check_slurm_variables(bootstrap, rank, variables)
             if not slurm.has_pmix(variables):
                 print('not tested: srun --mpi=pmix, as this Slurm has no plugin of PMIx')
-            elif check_launched(['srun', '--mpi=pmix', '-n'], bootstrap, rank, **variables, FP8COMM_BOOTSTRAP='pmix'):
+            elif check_launched(['srun', '--mpi=pmix', '-n'], bootstrap, rank, [('split', None)], **variables, FP8COMM_BOOTSTRAP='pmix'):
                 check_interrupted_launch(['srun', '--mpi=pmix', '-n'], bootstrap, **variables)
                 print('srun --mpi=pmix: 1, 2 and 4 ranks')
             else:
@@ -477,8 +478,8 @@ def check_slurm(bootstrap, rank):
 def check_slurm_variables(bootstrap, rank, variables):
     """Without PMIx."""
     command = ['srun', '--mpi=none', '-n']
-    assert check_launched(command, bootstrap, '-', **variables, FP8COMM_BOOTSTRAP='slurm')
-    assert check_launched(command, bootstrap, rank, **variables)
+    assert check_launched(command, bootstrap, rank, [], **variables, FP8COMM_BOOTSTRAP='slurm')
+    assert check_launched(command, bootstrap, rank, [('split', None)], **variables)
     check_interrupted_launch(command, bootstrap, **variables)
     # Two steps at once in one job, each for itself.
     done = launch(['salloc', '-n', 4, 'sh', '-c', f'for i in 1 2; do srun --overlap --mpi=none -n 2 {bootstrap} 20 & done; wait'], **variables)
