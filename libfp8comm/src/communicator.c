@@ -48,12 +48,14 @@ static fp8core_status find_transport(const char *name, const fp8comm_transport *
     "this build of libfp8comm has no transport between processes (it was built without UCX)");
 }
 
-static fp8comm_shared *new_shared(int rank, int size) {
+static fp8comm_shared *new_shared(int rank, int size, const fp8comm_communicator_options *options) {
   fp8comm_shared *shared = calloc(1, sizeof(*shared));
   if (!shared) return NULL;
   shared->rank = rank;
   shared->size = size;
   shared->next_id = FIRST_ID;
+  shared->interrupt = options->interrupt;
+  shared->interrupt_data = options->interrupt_data;
   shared->answered = calloc((size_t)size, 1);
   if (shared->answered) return shared;
   free(shared);
@@ -156,7 +158,7 @@ fp8core_status fp8comm_communicator_create(fp8comm_communicator **communicator, 
     FP8COMM_TRY(find_transport(options.transport, &transport));
     FP8COMM_TRY(greet(rank, size, all_gather, user_data));
   }
-  fp8comm_shared *shared = new_shared(rank, size);
+  fp8comm_shared *shared = new_shared(rank, size, &options);
   if (!shared) return no_memory("a communicator");
   fp8comm_endpoint_options endpoint = endpoint_options(shared, &options);
   endpoint.all_gather = all_gather;
@@ -181,7 +183,7 @@ fp8core_status fp8comm_threads_create(int count, fp8comm_communicator **communic
   fp8core_status status = fp8comm_hub_create(count, &hub);
   if (status != FP8CORE_OK) return status;
   for (int i = 0; i < count && status == FP8CORE_OK; i++) {
-    fp8comm_shared *shared = new_shared(i, count);
+    fp8comm_shared *shared = new_shared(i, count, &options);
     if (!shared) {
       status = no_memory("a communicator");
       // A hub without endpoints has no one to free it.

@@ -27,6 +27,9 @@ typedef struct fp8comm_shared {
   // FP8CORE_OK, or why everything fails from now on.
   fp8core_status failure;
   char failure_text[FP8COMM_MESSAGE_BYTES];
+  // Of the options.
+  fp8comm_interrupt interrupt;
+  void *interrupt_data;
   // Requests in flight, of all communicators.
   fp8comm_request *active;
   // What other ranks have been told to read in place.

@@ -250,7 +250,7 @@ void fp8comm_on_control(void *data, int peer, const fp8comm_control *message) {
     shared->answered[peer] = 1;
   } else if (message->kind == CONTROL_ABORT && shared->failure == FP8CORE_OK) {
     // The requests end when progress() has returned: transports need not bear a cancel within it.
-    const int known = message->status <= FP8CORE_ERROR_INVALID_ARGUMENT && message->status >= FP8CORE_ERROR_PEER;
+    const int known = message->status <= FP8CORE_ERROR_INVALID_ARGUMENT && message->status >= FP8CORE_ERROR_INTERRUPTED;
     shared->failure = known ? (fp8core_status)message->status : FP8CORE_ERROR_PEER;
     (void)snprintf(shared->failure_text, sizeof(shared->failure_text), "rank %d ended the communication: %.*s", peer,
                    (int)sizeof(message->text) - 1, message->text);
@@ -631,6 +631,14 @@ static size_t append(char *text, size_t used, size_t room, const char *what) {
   return length < 0 ? used : used + (size_t)length < room ? used + (size_t)length : room - 1;
 }
 
+// From or to which rank the request's first message in flight is; -1: none is.
+static int awaited_peer(const fp8comm_request *request) {
+  return request->pending_count > 0          ? request->pending[0].peer
+         : request->header_receive.operation ? request->header_receive.peer
+         : request->header_send.operation    ? request->header_send.peer
+                                             : -1;
+}
+
 // The first of those that do not answer, or, where all do, that something is awaited from.
 static void name_missing(const fp8comm_request *request, char *text, size_t room) {
   const fp8comm_communicator *communicator = request->communicator;
@@ -656,14 +664,22 @@ static void name_missing(const fp8comm_request *request, char *text, size_t room
     (void)append(text, used, room, named > 1 ? " do not answer" : " does not answer");
     return;
   }
-  if (request->pending_count == 0 && !request->header_receive.operation && !request->header_send.operation) {
+  const int awaited = awaited_peer(request);
+  if (awaited < 0)
     (void)snprintf(text, room, "every rank answers, but the device has not done its part");
-    return;
-  }
-  const int awaited = request->pending_count > 0          ? request->pending[0].peer
-                      : request->header_receive.operation ? request->header_receive.peer
-                                                          : request->header_send.peer;
-  (void)snprintf(text, room, "rank %d answers, but has not taken part", awaited);
+  else
+    (void)snprintf(text, room, "rank %d answers, but has not taken part", awaited);
+}
+
+static fp8core_status interrupted(fp8comm_request *request, double stalled) {
+  char what[160], whom[32] = "the device";
+  const int awaited = awaited_peer(request);
+  if (awaited >= 0) (void)snprintf(whom, sizeof(whom), "rank %d", awaited);
+  describe(&request->header, what);
+  return fail(request->communicator->shared,
+              fp8core_set_last_error(FP8CORE_ERROR_INTERRUPTED,
+                                     "rank %d was interrupted as it waited for %s, for %.1f s so far (%s)",
+                                     request->communicator->rank, whom, stalled, what));
 }
 
 // Whether the request has waited too long. Asks who is there some time before, so that the answers are there by then.
@@ -675,6 +691,9 @@ static fp8core_status check_time(fp8comm_request *request) {
   const double grace = timeout / 4 < 2 ? timeout / 4 : 2;
   if (request->stalled_since == 0) request->stalled_since = now;
   const double stalled = now - request->stalled_since;
+  // Not before the moment is over in which most calls get what they wait for.
+  if (shared->interrupt && stalled >= YIELD_SECONDS && shared->interrupt(shared->interrupt_data, stalled))
+    return interrupted(request, stalled);
   if (stalled < timeout - grace) return FP8CORE_OK;
   if (!request->asked) {
     fp8comm_control question;

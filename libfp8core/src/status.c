@@ -20,6 +20,7 @@ const char *fp8core_status_string(fp8core_status status) {
   case FP8CORE_ERROR_CORRUPT_DATA: return "corrupt data";
   case FP8CORE_ERROR_TIMEOUT: return "timeout";
   case FP8CORE_ERROR_PEER: return "peer failure";
+  case FP8CORE_ERROR_INTERRUPTED: return "interrupted";
   }
   return "unknown status";
 }

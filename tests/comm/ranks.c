@@ -38,14 +38,18 @@ static void *run(void *argument) {
 }
 
 void run_ranks(int count, double timeout_seconds, rank_function function, void *data) {
+  fp8comm_communicator_options options = fp8comm_communicator_options_default();
+  if (timeout_seconds > 0) options.timeout_seconds = timeout_seconds;
+  run_ranks_with(count, &options, function, data);
+}
+
+void run_ranks_with(int count, const fp8comm_communicator_options *options, rank_function function, void *data) {
   rank_job *jobs = calloc((size_t)count, sizeof(*jobs));
   fp8comm_communicator **communicators = calloc((size_t)count, sizeof(*communicators));
-  fp8comm_communicator_options options = fp8comm_communicator_options_default();
   assert_non_null(jobs);
   assert_non_null(communicators);
-  if (timeout_seconds > 0) options.timeout_seconds = timeout_seconds;
   failure[0] = 0;
-  assert_ok(fp8comm_threads_create(count, communicators, &options));
+  assert_ok(fp8comm_threads_create(count, communicators, options));
   for (int i = 0; i < count; i++) {
     jobs[i].communicator = communicators[i];
     jobs[i].function = function;

@@ -10,6 +10,7 @@ typedef void (*rank_function)(fp8comm_communicator *communicator, void *data);
 
 // Runs the function on `count` ranks, with this timeout (0: 60 s), and fails the test where one of them has failed.
 void run_ranks(int count, double timeout_seconds, rank_function function, void *data);
+void run_ranks_with(int count, const fp8comm_communicator_options *options, rank_function function, void *data);
 
 // Within a rank: notes the failure and goes on. At the first one the rank also aborts, so that the others do not wait.
 void rank_fails(fp8comm_communicator *communicator, const char *file, int line, const char *format, ...)

@@ -1,6 +1,7 @@
 // Ranks that do not agree, do not come, give up or leave: everyone fails soon, with a message that names who and why.
 #include "ranks.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -250,6 +251,88 @@ static void leaving(void **unused) {
   }
 }
 
+// --- Waiting that is told to end ---
+
+typedef struct interruption {
+  atomic_int told;
+  // Of what the callback was told.
+  atomic_int asked;
+  atomic_int wrong;
+  int polls;
+  int large;
+} interruption;
+
+static int on_wait(void *data, double stalled_seconds) {
+  interruption *one = data;
+  atomic_fetch_add(&one->asked, 1);
+  if (!(stalled_seconds > 0 && stalled_seconds < 20)) atomic_store(&one->wrong, 1);
+  // As a program that gives others a moment.
+  return atomic_load(&one->told) && stalled_seconds > 0.2;
+}
+
+// The last rank does not come, as all others wait for it, in a part of their own or of all, until somebody tells them.
+static void check_interrupt(fp8comm_communicator *communicator, void *data) {
+  interruption *one = data;
+  const int size = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  const int64_t count = one->large ? 150000 : 3;
+  float *buffer = calloc((size_t)count, 4);
+  fp8comm_communicator *part;
+  rank_ok(communicator, fp8comm_communicator_split(communicator, 0, 0, &part));
+  if (rank == size - 1) {
+    sleep_for(0.3);
+    atomic_store(&one->told, 1);
+    sleep_for(0.5);
+    rank_refused(communicator, fp8comm_barrier(communicator), FP8CORE_ERROR_INTERRUPTED,
+                 "was interrupted as it waited");
+  } else {
+    const double start = now();
+    fp8core_status status;
+    if (one->polls) {
+      fp8comm_request *request;
+      int done = 0;
+      rank_ok(communicator, fp8comm_all_reduce_start(part, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM, &request));
+      for (status = FP8CORE_OK; !done; sleep_for(0.001)) status = fp8comm_request_test(&request, &done);
+    } else {
+      status = fp8comm_all_reduce(part, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM);
+    }
+    rank_refused(communicator, status, FP8CORE_ERROR_INTERRUPTED, " was interrupted as it waited for rank ");
+    rank_refused(communicator, status, FP8CORE_ERROR_INTERRUPTED, one->large ? "of 150000 fp32" : "of 3 fp32");
+    rank_check(communicator, now() - start > 0.25 && now() - start < 8, "it took %g s", now() - start);
+    rank_refused(communicator, fp8comm_barrier(communicator), FP8CORE_ERROR_INTERRUPTED,
+                 "was interrupted as it waited");
+  }
+  fp8comm_communicator_destroy(&part);
+  free(buffer);
+}
+
+// Whoever gets what it waits for is not interrupted, whatever the callback says to others.
+static void check_quick(fp8comm_communicator *communicator, void *data) {
+  (void)data;
+  for (int i = 0; i < 100; i++) rank_ok(communicator, fp8comm_barrier(communicator));
+}
+
+static void interrupts(void **unused) {
+  (void)unused;
+  static const int rank_counts[] = {2, 3, 8};
+  fp8comm_communicator_options options = fp8comm_communicator_options_default();
+  options.timeout_seconds = 15;
+  options.interrupt = on_wait;
+  for (size_t r = 0; r < COUNT(rank_counts); r++) {
+    for (int polls = 0; polls < 2; polls++) {
+      for (int large = 0; large < 2; large++) {
+        interruption one = {.polls = polls, .large = large};
+        options.interrupt_data = &one;
+        run_ranks_with(rank_counts[r], &options, check_interrupt, &one);
+        assert_true(atomic_load(&one.asked) > 1);
+        assert_false(atomic_load(&one.wrong));
+      }
+    }
+    interruption told = {.told = 1};
+    options.interrupt_data = &told;
+    run_ranks_with(rank_counts[r], &options, check_quick, NULL);
+  }
+}
+
 // --- Arguments ---
 
 static void check_arguments(fp8comm_communicator *communicator, void *data) {
@@ -361,10 +444,8 @@ static void creation(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(creation),
-    cmocka_unit_test(disagreements),
-    cmocka_unit_test(missing),
-    cmocka_unit_test(leaving),
+    cmocka_unit_test(creation), cmocka_unit_test(disagreements), cmocka_unit_test(missing),
+    cmocka_unit_test(leaving),  cmocka_unit_test(interrupts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

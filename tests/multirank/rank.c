@@ -9,9 +9,10 @@
 //   rank TIMEOUT disagree                rank 1 calls with another size
 //   rank TIMEOUT again                   three communicators, one after the other
 //
-// Prints "ok rank R of N"; "going R PID" when a transfer has gone through once; "error STATUS SECONDS MESSAGE", the
-// seconds those of the call that failed, and exits with 3.
+// SIGTERM interrupts its waiting. Prints "ok rank R of N"; "going R PID" when a transfer has gone through once; "error
+// STATUS SECONDS MESSAGE", the seconds those of the call that failed, and exits with 3.
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,19 @@ static double now(void) {
 }
 
 static double started;
+
+static volatile sig_atomic_t told;
+
+static void on_signal(int number) {
+  (void)number;
+  told = 1;
+}
+
+// As a program does that waits a little for what may still come.
+static int is_told(void *user_data, double stalled_seconds) {
+  (void)user_data;
+  return told && stalled_seconds > 0.5;
+}
 
 static void fail(fp8core_status status) {
   (void)printf("error %d %.3f %s\n", (int)status, now() - started, fp8core_last_error());
@@ -314,12 +328,14 @@ static fp8core_status run(fp8comm_communicator *communicator, const char *mode, 
 int main(int count, char **arguments) {
   if (count < 3) return 2;
   const char *const mode = arguments[2];
+  (void)signal(SIGTERM, on_signal);
   const int64_t mebibytes = count > 3 ? strtol(arguments[3], NULL, 10) : 1;
   int rank = 0;
   int size = 0;
   for (int round = 0; round < (strcmp(mode, "again") == 0 ? 3 : 1); round++) {
     fp8comm_communicator_options options = fp8comm_communicator_options_default();
     options.timeout_seconds = strtod(arguments[1], NULL);
+    options.interrupt = is_told;
     fp8comm_communicator *communicator;
     started = now();
     fp8core_status status = fp8comm_communicator_create_from_environment(&communicator, &options);

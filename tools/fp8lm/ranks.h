@@ -7,6 +7,7 @@
 #ifndef FP8LM_RANKS_H
 #define FP8LM_RANKS_H
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,10 +25,20 @@ typedef struct fp8lm_ranks {
   int local_rank;
   /** Of the GPU that the communicator was given; NULL: none. */
   fp8core_context *context;
+  /** Not 0 after a signal, from when on calls wait for other ranks no longer than this many seconds without progress;
+   * FP8LM_RANKS_WAIT: as long as without a signal. */
+  const volatile sig_atomic_t *stop;
+  double stop_patience;
+  /** When a waiting call first saw the signal; 0: none has. */
+  double stop_seen;
 } fp8lm_ranks;
 
-/** Finds the ranks that a launcher started (fp8comm_communicator_create_from_environment()); one without a launcher. */
-fp8core_status fp8lm_ranks_create(fp8lm_ranks *ranks, double timeout_seconds);
+#define FP8LM_RANKS_WAIT 1e9
+
+/** Finds the ranks that a launcher started (fp8comm_communicator_create_from_environment()); one without a launcher.
+ * FP8CORE_ERROR_INTERRUPTED where a signal comes before the others. \p ranks must stay where it is, and so must \p
+ * stop, which a signal sets. */
+fp8core_status fp8lm_ranks_create(fp8lm_ranks *ranks, double timeout_seconds, const volatile sig_atomic_t *stop);
 void fp8lm_ranks_destroy(fp8lm_ranks *ranks);
 
 /** The number of the GPU that this rank is to use, of those that it sees, of which there is at least one: ranks of a
@@ -55,7 +66,8 @@ fp8core_status fp8lm_ranks_compare(const fp8lm_ranks *ranks, const void *bytes, 
 /** Rank 0's bytes to all. */
 fp8core_status fp8lm_ranks_broadcast(const fp8lm_ranks *ranks, void *bytes, size_t size);
 
-/** Tells the others that this rank cannot go on, with the thread's last error, which stays. */
-void fp8lm_ranks_abort(const fp8lm_ranks *ranks);
+/** Tells the others that this rank cannot go on, with the thread's last error, which stays. \return FP8CORE_OK; or
+ * FP8CORE_ERROR_INTERRUPTED, with its message, where a signal to some rank had ended everything before. */
+fp8core_status fp8lm_ranks_abort(const fp8lm_ranks *ranks);
 
 #endif

@@ -22,6 +22,9 @@
 #define PEAK_SECONDS 0.02
 #define PEAK_STEPS 16
 
+// After a signal a rank waits for others, without progress, for twice the longest step so far and these seconds.
+#define STOP_PATIENCE 1.0
+
 static volatile sig_atomic_t stop;
 
 static void request_stop(int signal_number) {
@@ -29,7 +32,8 @@ static void request_stop(int signal_number) {
   stop = 1;
 }
 
-// The first one ends the run after its step; the second one ends the program.
+// The first one ends the run after its step, or, where that waits for ranks that do not come, without it; the second
+// one ends the program.
 static void catch_signals(void) {
   struct sigaction action;
   memset(&action, 0, sizeof(action));
@@ -50,6 +54,8 @@ typedef struct run {
   // What all ranks know of the signal: decisions that they must make alike never look at `stop`, which comes at any
   // time.
   int stopping;
+  // Whether steps are taken.
+  int begun;
   // Held while the run lives, so that no two write to one folder; -1: none.
   int lock;
   // Steps at the last validation and checkpoint.
@@ -60,10 +66,25 @@ typedef struct run {
 // Rank 0 prints, logs and keeps the folder.
 static int leads(const run *now) { return now->ranks.rank == 0; }
 
+// A signal came to a rank that waited for others, which did not come. The step in progress, if any, is lost.
+static int ended_in_vain(const run *now) {
+  const fp8lm_train_settings *settings = &now->settings;
+  char name[64];
+  char when[64] = "before the first step";
+  char what[96] = "";
+  if (now->begun) (void)snprintf(when, sizeof(when), "after step %" PRId64, now->trainer.step);
+  if (settings->save && now->begun && now->saved > 0)
+    (void)snprintf(what, sizeof(what), "; --resume continues from step %" PRId64, now->saved);
+  else if (now->begun)
+    (void)snprintf(what, sizeof(what), ", without a checkpoint%s", settings->save ? "" : ", as there is no --save");
+  return fp8lm_complain(FP8LM_EXIT_SIGNAL, PREFIX, "%sended by a signal %s: %s%s",
+                        fp8lm_ranks_name(&now->ranks, name, sizeof(name)), when, fp8core_last_error(), what);
+}
+
 // Also for what the others would wait for in vain: they are told.
 static int failed(const run *now) {
   char name[64];
-  fp8lm_ranks_abort(&now->ranks);
+  if (fp8lm_ranks_abort(&now->ranks) == FP8CORE_ERROR_INTERRUPTED) return ended_in_vain(now);
   return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s%s", fp8lm_ranks_name(&now->ranks, name, sizeof(name)),
                         fp8core_last_error());
 }
@@ -338,8 +359,8 @@ static void measure_peak_again(run *now) {
 static int begin(run *now) {
   fp8lm_train_settings *settings = &now->settings;
   int result;
-  if (fp8lm_ranks_create(&now->ranks, 60.0 * settings->distributed_timeout_minutes) != FP8CORE_OK)
-    return failed_alone();
+  const fp8core_status found = fp8lm_ranks_create(&now->ranks, 60.0 * settings->distributed_timeout_minutes, &stop);
+  if (found != FP8CORE_OK) return found == FP8CORE_ERROR_INTERRUPTED ? ended_in_vain(now) : failed_alone();
   fit_passes(now);
   // All find the same.
   result = leads(now) ? check_ranks(now) : FP8LM_EXIT_SUCCESS;
@@ -359,10 +380,9 @@ static int begin(run *now) {
   if (fp8lm_trainer_create(&now->trainer, settings, &now->ranks) != FP8CORE_OK) return failed(now);
   if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed(now);
   if (leads(now)) warn_of_tokenizer(now);
-  if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK) {
-    fp8lm_ranks_abort(&now->ranks);
-    return failed_at(settings->load);
-  }
+  if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK)
+    return fp8lm_ranks_abort(&now->ranks) == FP8CORE_ERROR_INTERRUPTED ? ended_in_vain(now) : failed_at(settings->load);
+
   if (leads(now) && fp8lm_train_log_open(&now->log, settings) != FP8CORE_OK) return failed(now);
   now->log.peak = measure_peak(&now->trainer);
   if (fp8lm_ranks_sum(&now->ranks, &now->log.peak, 1) != FP8CORE_OK) return failed(now);
@@ -383,7 +403,12 @@ static int save(run *now) {
   if (!now->settings.save || now->saved == now->trainer.step || now->trainer.skipped_in_a_row > 0)
     return FP8LM_EXIT_SUCCESS;
   const double start = fp8lm_now();
-  if (fp8lm_trainer_save(&now->trainer, now->settings.save, now->settings.keep_last) != FP8CORE_OK) {
+  const double patience = now->ranks.stop_patience;
+  // However long a rank writes, what it writes is wanted.
+  now->ranks.stop_patience = FP8LM_RANKS_WAIT;
+  const fp8core_status status = fp8lm_trainer_save(&now->trainer, now->settings.save, now->settings.keep_last);
+  now->ranks.stop_patience = patience;
+  if (status != FP8CORE_OK) {
     char name[64];
     return fp8lm_complain(
       FP8LM_EXIT_FAILURE, PREFIX,
@@ -480,15 +505,23 @@ static int train(run *now) {
   const char *reason = "done";
   int result = FP8LM_EXIT_SUCCESS;
   int exit_due = 0;
+  double longest = 0.0;
+  now->begun = 1;
+  now->ranks.stop_patience = STOP_PATIENCE;
   while (trainer->step < settings->train_iters) {
     fp8lm_step_result done;
     if (share_stop(now) != FP8CORE_OK) return failed(now);
     if (now->stopping) break;
+    // Within it a rank that is there has done the longest step again, and is waited for after a signal.
+    now->ranks.stop_patience = STOP_PATIENCE + 2.0 * longest;
+    const double start = fp8lm_now();
     const int observed = leads(now) && due(trainer->step + 1, settings->log_fp8_interval);
     if (observed && fp8lm_train_log_prepare_fp8(&now->log, trainer) != FP8CORE_OK) return failed(now);
     if (fp8lm_trainer_step(trainer, now->loader, observed ? observe : NULL, now, &done) != FP8CORE_OK)
       return failed_part(now, !done.begun);
     if (done.stopped) return stop_before_spike(now, &done);
+    const double seconds = fp8lm_now() - start;
+    if (seconds > longest) longest = seconds;
     if (leads(now)) fp8lm_train_log_step(&now->log, trainer, &done);
     measure_peak_again(now);
     if (trainer->skipped_in_a_row >= settings->max_skipped) {
@@ -536,6 +569,8 @@ int fp8lm_train(int argc, char **argv) {
   catch_signals();
   result = begin(&now);
   if (result == FP8LM_EXIT_SUCCESS) result = train(&now);
+  if (result == FP8LM_EXIT_SIGNAL && now.begun && leads(&now) && !now.log.ended)
+    fp8lm_train_log_end(&now.log, &now.trainer, "signal");
   if (fp8lm_train_log_close(&now.log) != FP8CORE_OK && result == FP8LM_EXIT_SUCCESS) result = failed_alone();
   fp8lm_loader_destroy(&now.loader);
   fp8lm_trainer_destroy(&now.trainer);

@@ -532,6 +532,7 @@ fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer,
 }
 
 void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, const char *reason) {
+  log->ended = 1;
   const int64_t tokens = log->settings->global_batch_size * log->settings->seq_length;
   const double rate = log->all_seconds > 0.0 ? (double)(log->all_steps * tokens) / log->all_seconds : 0.0;
   if (log->json) {

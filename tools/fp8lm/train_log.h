@@ -33,6 +33,8 @@ typedef struct fp8lm_train_log {
   /** Since the start, without validation and checkpoints. */
   double all_seconds;
   int64_t all_steps;
+  /** fp8lm_train_log_end() was called. */
+  int ended;
 } fp8lm_train_log;
 
 /** Opens the files that the settings ask for, and appends. The message names the file or folder. */

@@ -38,6 +38,15 @@ typedef struct fp8comm_communicator fp8comm_communicator;
  */
 typedef int (*fp8comm_out_of_band_all_gather)(void *user_data, const void *send, void *receive, size_t bytes);
 
+/**
+ * Whether a call that waits is to give up: not 0. Asked by the waiting thread, about ten times a second or more often,
+ * once it has waited for a moment. It must not call the library with a communicator.
+ *
+ * \param stalled_seconds for how long the call has seen no progress; while a communicator is created, for how long it
+ *        has waited for other ranks.
+ */
+typedef int (*fp8comm_interrupt)(void *user_data, double stalled_seconds);
+
 typedef struct fp8comm_communicator_options {
   /** sizeof(fp8comm_communicator_options) as the caller was compiled; another one is FP8CORE_ERROR_VERSION_MISMATCH. */
   size_t size;
@@ -49,14 +58,24 @@ typedef struct fp8comm_communicator_options {
   double timeout_seconds;
   /** "ucx", or NULL for the best one that this build has. A size of 1 needs none. Read during the call. */
   const char *transport;
+  /**
+   * Ends calls that wait for other ranks, as after a signal; NULL: none. The call then fails with
+   * FP8CORE_ERROR_INTERRUPTED, and the communicator breaks as fp8comm_communicator_abort() breaks it, but with that
+   * status on every rank. Kept, with its data, for this communicator and those split from it. While one is created,
+   * a caller's own all-gather has to look after itself.
+   */
+  fp8comm_interrupt interrupt;
+  void *interrupt_data;
 } fp8comm_communicator_options;
 
-/** 60 seconds, the best transport. */
+/** 60 seconds, the best transport, no interrupt. */
 static inline fp8comm_communicator_options fp8comm_communicator_options_default(void) {
   fp8comm_communicator_options options;
   options.size = sizeof(options);
   options.timeout_seconds = 60;
   options.transport = NULL;
+  options.interrupt = NULL;
+  options.interrupt_data = NULL;
   return options;
 }
 
@@ -71,7 +90,8 @@ static inline fp8comm_communicator_options fp8comm_communicator_options_default(
  * \return FP8CORE_ERROR_INVALID_ARGUMENT when a pointer is NULL, rank, size or an option is out of range;
  *         FP8CORE_ERROR_NOT_SUPPORTED when this build has no such transport; FP8CORE_ERROR_VERSION_MISMATCH for options
  *         of a wrong size, or ranks with other versions of the library; FP8CORE_ERROR_PEER when the callback fails, or
- *         ranks do not agree on their number and order; FP8CORE_ERROR_TIMEOUT; FP8CORE_ERROR_OUT_OF_MEMORY.
+ *         ranks do not agree on their number and order; FP8CORE_ERROR_TIMEOUT; FP8CORE_ERROR_INTERRUPTED;
+ *         FP8CORE_ERROR_OUT_OF_MEMORY.
  */
 FP8COMM_API fp8core_status fp8comm_communicator_create(fp8comm_communicator **communicator, int rank, int size,
                                                        fp8comm_out_of_band_all_gather all_gather, void *user_data,
@@ -79,8 +99,9 @@ FP8COMM_API fp8core_status fp8comm_communicator_create(fp8comm_communicator **co
 
 /**
  * The same with what the environment tells: PMIx where a launcher offers it (`mpirun`, `srun --mpi=pmix`, `prterun`),
- * or the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as `torchrun` sets them, over TCP. Without either, a
- * communicator of one rank. Thread-safe, as long as no thread changes the environment meanwhile.
+ * or the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as `torchrun` sets them, over TCP, or Slurm's own of a
+ * job step (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST), likewise. Without any, a communicator of one
+ * rank. Thread-safe, as long as no thread changes the environment meanwhile.
  *
  * \return what fp8comm_communicator_create() returns, and FP8CORE_ERROR_INVALID_ARGUMENT for variables that are
  *         malformed or missing, which the message names.

@@ -15,6 +15,9 @@
 #include "../transport.h"
 #include "bootstrap.h"
 
+// Between two looks at whether the waiting is to end.
+#define LOOK_SECONDS 0.1
+
 // A call underway: held by the one that waits and by PMIx, until each lets go.
 typedef struct call {
   pthread_mutex_t mutex;
@@ -30,7 +33,9 @@ typedef struct call {
 typedef struct pmix_bootstrap {
   fp8comm_bootstrap base;
   pmix_proc_t self;
-  double timeout_seconds;
+  fp8comm_wait_options wait;
+  // Whether the waiting was ended, which then was not by the timeout.
+  int interrupted;
   unsigned instance;
   unsigned sequence;
 } pmix_bootstrap;
@@ -101,18 +106,6 @@ static void on_value(pmix_status_t status, pmix_value_t *value, void *data) {
   on_ended(status, data);
 }
 
-// PMIX_ERR_TIMEOUT where nothing came in time.
-static pmix_status_t wait_for(call *awaited, const struct timespec *deadline) {
-  pmix_status_t status = PMIX_ERR_TIMEOUT;
-  (void)pthread_mutex_lock(&awaited->mutex);
-  while (!awaited->ended) {
-    if (pthread_cond_timedwait(&awaited->ended_condition, &awaited->mutex, deadline) == ETIMEDOUT) break;
-  }
-  if (awaited->ended) status = awaited->status;
-  (void)pthread_mutex_unlock(&awaited->mutex);
-  return status;
-}
-
 static struct timespec deadline_after(double seconds) {
   struct timespec time;
   (void)clock_gettime(CLOCK_MONOTONIC, &time);
@@ -124,6 +117,28 @@ static struct timespec deadline_after(double seconds) {
     time.tv_sec++;
   }
   return time;
+}
+
+static double seconds_from(const struct timespec *start, const struct timespec *end) {
+  return (double)(end->tv_sec - start->tv_sec) + 1e-9 * (double)(end->tv_nsec - start->tv_nsec);
+}
+
+// PMIX_ERR_TIMEOUT where nothing came in time, or the waiting is to end.
+static pmix_status_t wait_for(pmix_bootstrap *pmix, call *awaited, const struct timespec *deadline) {
+  pmix_status_t status = PMIX_ERR_TIMEOUT;
+  (void)pthread_mutex_lock(&awaited->mutex);
+  for (struct timespec time = deadline_after(0); !awaited->ended && seconds_from(&time, deadline) > 0;
+       time = deadline_after(0)) {
+    const double waited = pmix->wait.timeout_seconds - seconds_from(&time, deadline);
+    pmix->interrupted = pmix->wait.interrupt && pmix->wait.interrupt(pmix->wait.interrupt_data, waited);
+    if (pmix->interrupted) break;
+    struct timespec next = deadline_after(LOOK_SECONDS);
+    if (seconds_from(&next, deadline) < 0) next = *deadline;
+    (void)pthread_cond_timedwait(&awaited->ended_condition, &awaited->mutex, &next);
+  }
+  if (awaited->ended) status = awaited->status;
+  (void)pthread_mutex_unlock(&awaited->mutex);
+  return status;
 }
 
 static fp8core_status no_memory(void) {
@@ -139,7 +154,7 @@ static fp8core_status fence(pmix_bootstrap *pmix, const struct timespec *deadlin
   pmix_status_t status = PMIx_Fence_nb(NULL, 0, &info, 1, on_ended, fencing);
   int holders = 1;
   if (status == PMIX_SUCCESS) {
-    status = wait_for(fencing, deadline);
+    status = wait_for(pmix, fencing, deadline);
   } else {
     // Done at once, or refused: there will be no callback.
     holders = 2;
@@ -148,12 +163,18 @@ static fp8core_status fence(pmix_bootstrap *pmix, const struct timespec *deadlin
   PMIX_INFO_DESTRUCT(&info);
   let_go(fencing, holders);
   if (status == PMIX_SUCCESS) return FP8CORE_OK;
+  if (status == PMIX_ERR_TIMEOUT && pmix->interrupted) {
+    return fp8core_set_last_error(FP8CORE_ERROR_INTERRUPTED,
+                                  "rank %d of %d was interrupted as it waited for others in all-gather number %u of "
+                                  "the PMIx bootstrap",
+                                  pmix->base.rank, pmix->base.ranks, pmix->sequence);
+  }
   if (status == PMIX_ERR_TIMEOUT) {
     return fp8core_set_last_error(
       FP8CORE_ERROR_TIMEOUT,
       "a rank of the %d did not reach all-gather number %u of the PMIx bootstrap within %g s "
       "(told by rank %d; PMIx does not say which)",
-      pmix->base.ranks, pmix->sequence, pmix->timeout_seconds, pmix->base.rank);
+      pmix->base.ranks, pmix->sequence, pmix->wait.timeout_seconds, pmix->base.rank);
   }
   return pmix_failed("PMIx_Fence_nb()", status);
 }
@@ -167,13 +188,17 @@ static fp8core_status get_part(pmix_bootstrap *pmix, int rank, const char *key, 
   pmix_status_t status = PMIx_Get_nb(&from, key, NULL, 0, on_value, getting);
   int holders = 1;
   if (status == PMIX_SUCCESS)
-    status = wait_for(getting, deadline);
+    status = wait_for(pmix, getting, deadline);
   else
     holders = 2;
   fp8core_status result = FP8CORE_OK;
-  if (status == PMIX_ERR_TIMEOUT) {
+  if (status == PMIX_ERR_TIMEOUT && pmix->interrupted) {
+    result = fp8core_set_last_error(FP8CORE_ERROR_INTERRUPTED,
+                                    "rank %d of %d was interrupted as it waited for the part of rank %d from PMIx",
+                                    pmix->base.rank, pmix->base.ranks, rank);
+  } else if (status == PMIX_ERR_TIMEOUT) {
     result = fp8core_set_last_error(FP8CORE_ERROR_TIMEOUT, "PMIx did not give the part of rank %d within %g s", rank,
-                                    pmix->timeout_seconds);
+                                    pmix->wait.timeout_seconds);
   } else if (status != PMIX_SUCCESS) {
     result = fp8core_set_last_error(FP8CORE_ERROR_PEER, "PMIx does not give the part of rank %d: %s", rank,
                                     PMIx_Error_string(status));
@@ -190,7 +215,7 @@ static fp8core_status get_part(pmix_bootstrap *pmix, int rank, const char *key, 
 
 static fp8core_status pmix_all_gather(fp8comm_bootstrap *bootstrap, const void *part, size_t bytes, void *table) {
   pmix_bootstrap *const pmix = (pmix_bootstrap *)bootstrap;
-  const struct timespec deadline = deadline_after(pmix->timeout_seconds);
+  const struct timespec deadline = deadline_after(pmix->wait.timeout_seconds);
   char key[64];
   // A key of its own each time: a value that was put is not put again.
   (void)snprintf(key, sizeof(key), "fp8comm.%u.%u", pmix->instance, ++pmix->sequence);
@@ -219,7 +244,7 @@ static void pmix_destroy(fp8comm_bootstrap *bootstrap) {
   free(bootstrap);
 }
 
-fp8core_status fp8comm_pmix_create(double timeout_seconds, fp8comm_bootstrap **bootstrap) {
+fp8core_status fp8comm_pmix_create(const fp8comm_wait_options *wait, fp8comm_bootstrap **bootstrap) {
   *bootstrap = NULL;
   pmix_bootstrap *const pmix = calloc(1, sizeof(*pmix));
   if (!pmix) return no_memory();
@@ -230,7 +255,7 @@ fp8core_status fp8comm_pmix_create(double timeout_seconds, fp8comm_bootstrap **b
   }
   pmix->base.all_gather = pmix_all_gather;
   pmix->base.destroy = pmix_destroy;
-  pmix->timeout_seconds = timeout_seconds;
+  pmix->wait = *wait;
   pmix->instance = atomic_fetch_add(&instances, 1);
   pmix_proc_t job;
   PMIX_LOAD_PROCID(&job, pmix->self.nspace, PMIX_RANK_WILDCARD);

@@ -5,8 +5,8 @@
 
 int fp8comm_pmix_is_there(void) { return getenv("PMIX_RANK") && getenv("PMIX_NAMESPACE"); }
 
-fp8core_status fp8comm_pmix_create(double timeout_seconds, fp8comm_bootstrap **bootstrap) {
-  (void)timeout_seconds;
+fp8core_status fp8comm_pmix_create(const fp8comm_wait_options *wait, fp8comm_bootstrap **bootstrap) {
+  (void)wait;
   *bootstrap = NULL;
   return fp8core_set_last_error(
     FP8CORE_ERROR_NOT_SUPPORTED,

@@ -32,6 +32,8 @@
 // Why a connection was refused.
 #define REASON_CHARS 96
 #define SECOND INT64_C(1000000000)
+// Between two looks at whether the waiting is to end.
+#define LOOK_MILLISECONDS 100
 
 typedef struct peer {
   // -1: not connected.
@@ -48,7 +50,10 @@ typedef struct peer {
 
 typedef struct tcp_bootstrap {
   fp8comm_bootstrap base;
-  double timeout_seconds;
+  fp8comm_wait_options wait;
+  // When the call underway began to wait; whether it was told to give up.
+  int64_t waiting_since;
+  int interrupted;
   char *secret_bytes;
   fp8comm_wire_secret secret;
   // As the user gave it, for messages: "host:port".
@@ -101,19 +106,30 @@ static int64_t deadline_after(double seconds) {
   return now() + (seconds < 1e9 ? (int64_t)(seconds * (double)SECOND) : INT64_C(1000000000) * SECOND);
 }
 
-// Milliseconds until `deadline` for poll(), rounded up so that no wait spins.
+// Milliseconds until `deadline`, or the next look, for poll(); rounded up so that no wait spins.
 static int milliseconds_until(int64_t deadline) {
   const int64_t left = deadline - now();
   if (left <= 0) return 0;
-  return left / 1000000 >= 60000 ? 60000 : (int)((left + 999999) / 1000000);
+  return left / 1000000 >= LOOK_MILLISECONDS ? LOOK_MILLISECONDS : (int)((left + 999999) / 1000000);
 }
 
-// poll() that goes on after signals. Less than 0: failed, see errno. 0 may come before the deadline.
+// poll() until something is there, a signal comes, or it is time to look at the clock again: then 0, also before the
+// deadline. Less than 0: failed, see errno.
 static int wait_for(struct pollfd *polled, size_t count, int64_t deadline) {
-  int ready;
-  do ready = poll(polled, (nfds_t)count, milliseconds_until(deadline));
-  while (ready < 0 && errno == EINTR);
-  return ready;
+  const int ready = poll(polled, (nfds_t)count, milliseconds_until(deadline));
+  if (ready >= 0 || errno != EINTR) return ready;
+  for (size_t i = 0; i < count; i++) polled[i].revents = 0;
+  return 0;
+}
+
+static double seconds_since(int64_t start) { return (double)(now() - start) / (double)SECOND; }
+
+// Once it is, it stays so: whoever waits within a wait ends, and then the one around it.
+static int is_interrupted(tcp_bootstrap *tcp) {
+  const fp8comm_wait_options *const wait = &tcp->wait;
+  if (!tcp->interrupted && wait->interrupt)
+    tcp->interrupted = wait->interrupt(wait->interrupt_data, seconds_since(tcp->waiting_since));
+  return tcp->interrupted;
 }
 
 static void close_fd(int *fd) {
@@ -150,18 +166,25 @@ static int is_any(const struct sockaddr_storage *address) {
   return IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
-static fp8core_status resolve(const fp8comm_tcp_options *options, int64_t deadline, address_list *list) {
+static fp8core_status resolve(tcp_bootstrap *tcp, const fp8comm_tcp_options *options, int64_t deadline,
+                              address_list *list) {
   char port[16];
   (void)snprintf(port, sizeof(port), "%d", options->port);
   const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
   struct addrinfo *found = NULL;
   int error;
   // A name server that does not answer yet is asked again; a name that is not there is an error at once.
-  while ((error = getaddrinfo(options->address, port, &hints, &found)) == EAI_AGAIN && now() < deadline)
+  while ((error = getaddrinfo(options->address, port, &hints, &found)) == EAI_AGAIN && now() < deadline &&
+         !is_interrupted(tcp))
     (void)poll(NULL, 0, 200);
+  if (tcp->interrupted) {
+    return fp8core_set_last_error(FP8CORE_ERROR_INTERRUPTED,
+                                  "rank %d of %d was interrupted as it waited for the address of '%s'", options->rank,
+                                  options->ranks, options->address);
+  }
   if (error != 0) {
-    return fp8comm_invalid("MASTER_ADDR is '%s', which does not resolve to an address: %s", options->address,
-                           error == EAI_SYSTEM ? strerror(errno) : gai_strerror(error));
+    return fp8comm_invalid("%s is '%s', which does not resolve to an address: %s", options->address_from,
+                           options->address, error == EAI_SYSTEM ? strerror(errno) : gai_strerror(error));
   }
   list->count = 0;
   for (const struct addrinfo *i = found; i && list->count < ADDRESS_LIMIT; i = i->ai_next) {
@@ -172,21 +195,25 @@ static fp8core_status resolve(const fp8comm_tcp_options *options, int64_t deadli
   }
   freeaddrinfo(found);
   if (list->count == 0) {
-    return fp8comm_invalid("MASTER_ADDR is '%s', which has no IPv4 or IPv6 address", options->address);
+    return fp8comm_invalid("%s is '%s', which has no IPv4 or IPv6 address", options->address_from, options->address);
   }
   for (int i = 0; i < list->count; i++) {
     if (is_any(&list->addresses[i])) {
-      return fp8comm_invalid(
-        "MASTER_ADDR is '%s', the address of no machine; expected one at which every rank reaches rank 0",
-        options->address);
+      return fp8comm_invalid("%s is '%s', the address of no machine; expected one at which every rank reaches rank 0",
+                             options->address_from, options->address);
+    }
+    char text[ADDRESS_CHARS];
+    print_address(text, (const struct sockaddr *)&list->addresses[i], list->lengths[i]);
+    if (options->across_machines && is_loopback(&list->addresses[i])) {
+      return fp8comm_invalid("%s is '%s' (%s), which other machines cannot reach: set MASTER_ADDR to an address of "
+                             "rank 0's machine that they can",
+                             options->address_from, options->address, text);
     }
     if (!options->secret && !options->allow_insecure && !is_loopback(&list->addresses[i])) {
-      char text[ADDRESS_CHARS];
-      print_address(text, (const struct sockaddr *)&list->addresses[i], list->lengths[i]);
       return fp8comm_invalid(
-        "MASTER_ADDR is '%s' (%s), which other machines may reach: set FP8COMM_SECRET to the same "
-        "random text on every rank, or FP8COMM_ALLOW_INSECURE=1 on a network that only you can reach",
-        options->address, text);
+        "%s is '%s' (%s), which other machines may reach: set FP8COMM_SECRET to the same random text on every rank, or "
+        "FP8COMM_ALLOW_INSECURE=1 on a network that only you can reach",
+        options->address_from, options->address, text);
     }
   }
   return FP8CORE_OK;
@@ -466,17 +493,22 @@ static fp8core_status open_listeners(tcp_bootstrap *tcp, doorkeeper *door, const
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (address->sa_family == AF_INET6) (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
     int bound;
-    while ((bound = bind(fd, address, list->lengths[i])) != 0 && errno == EADDRINUSE && now() < deadline)
+    while ((bound = bind(fd, address, list->lengths[i])) != 0 && errno == EADDRINUSE && now() < deadline &&
+           !is_interrupted(tcp))
       (void)poll(NULL, 0, 50);
     if (bound != 0 || listen(fd, SOMAXCONN) != 0) {
       error = errno;
       (void)close(fd);
       print_address(text, address, list->lengths[i]);
       // Half of the ranks might try that address and find a stranger.
+      if (tcp->interrupted) {
+        return fp8core_set_last_error(
+          FP8CORE_ERROR_INTERRUPTED, "rank 0 was interrupted as it waited for %s, where another program listens", text);
+      }
       if (error == EADDRINUSE) {
         return fp8comm_invalid("rank 0 cannot listen at %s within %g s: another program does; choose another "
                                "MASTER_PORT, or FP8COMM_PORT for libfp8comm alone",
-                               text, tcp->timeout_seconds);
+                               text, tcp->wait.timeout_seconds);
       }
       continue;
     }
@@ -485,6 +517,15 @@ static fp8core_status open_listeners(tcp_bootstrap *tcp, doorkeeper *door, const
   if (door->listener_count > 0) return FP8CORE_OK;
   return fp8comm_invalid("rank 0 cannot listen at %s: %s; MASTER_ADDR must be an address of rank 0's machine",
                          tcp->place, strerror(error));
+}
+
+static fp8core_status say_interrupted(tcp_bootstrap *tcp, int (*wanted)(const peer *), const char *what) {
+  char ranks[128];
+  const int count = list_ranks(tcp, wanted, ranks, sizeof(ranks));
+  return give_up(tcp, FP8CORE_ERROR_INTERRUPTED,
+                 "rank 0 of %d at %s was interrupted as it waited, for %.1f s so far, for %s %s to %s it",
+                 tcp->base.ranks, tcp->place, seconds_since(tcp->waiting_since), count > 1 ? "ranks" : "rank", ranks,
+                 what);
 }
 
 static fp8core_status say_who_is_missing(tcp_bootstrap *tcp, const doorkeeper *door) {
@@ -497,7 +538,7 @@ static fp8core_status say_who_is_missing(tcp_bootstrap *tcp, const doorkeeper *d
                    door->last_refusal);
   }
   return give_up(tcp, FP8CORE_ERROR_TIMEOUT, "%s %s of %d did not connect to rank 0 at %s within %g s%s",
-                 count > 1 ? "ranks" : "rank", ranks, tcp->base.ranks, tcp->place, tcp->timeout_seconds, refusals);
+                 count > 1 ? "ranks" : "rank", ranks, tcp->base.ranks, tcp->place, tcp->wait.timeout_seconds, refusals);
 }
 
 static fp8core_status gather_ranks(tcp_bootstrap *tcp, doorkeeper *door, int64_t deadline) {
@@ -521,6 +562,7 @@ static fp8core_status gather_ranks(tcp_bootstrap *tcp, doorkeeper *door, int64_t
       if (tcp->peers[r].fd < 0) absent++;
     }
     if (absent == 0) return FP8CORE_OK;
+    if (is_interrupted(tcp)) return say_interrupted(tcp, is_absent, "connect to");
     if (now() >= deadline) return say_who_is_missing(tcp, door);
     if (wait_for(polled, count, next_deadline) < 0)
       return give_up(tcp, FP8CORE_ERROR_PEER, "poll() of rank 0 failed: %s", strerror(errno));
@@ -543,8 +585,8 @@ static fp8core_status gather_ranks(tcp_bootstrap *tcp, doorkeeper *door, int64_t
 }
 
 static fp8core_status start_root(tcp_bootstrap *tcp, const address_list *list, int64_t deadline) {
-  doorkeeper door = {.patience =
-                       (int64_t)(tcp->timeout_seconds < 40 ? tcp->timeout_seconds / 4 * (double)SECOND : 10e9)};
+  doorkeeper door = {
+    .patience = (int64_t)(tcp->wait.timeout_seconds < 40 ? tcp->wait.timeout_seconds / 4 * (double)SECOND : 10e9)};
   door.pending = malloc(PENDING_LIMIT * sizeof(door.pending[0]));
   if (!door.pending) return no_memory();
   fp8core_status status = open_listeners(tcp, &door, list, deadline);
@@ -570,7 +612,7 @@ static fp8core_status say_who_is_late(tcp_bootstrap *tcp, const char *what) {
   const int count = list_ranks(tcp, is_unfinished, ranks, sizeof(ranks));
   return give_up(tcp, FP8CORE_ERROR_TIMEOUT,
                  "%s %s of %d did not %s all-gather number %" PRIu32 " of the bootstrap within %g s",
-                 count > 1 ? "ranks" : "rank", ranks, tcp->base.ranks, what, tcp->sequence, tcp->timeout_seconds);
+                 count > 1 ? "ranks" : "rank", ranks, tcp->base.ranks, what, tcp->sequence, tcp->wait.timeout_seconds);
 }
 
 // Polls the ranks that have not finished. *left: how many those are; their number in `polled` is their rank less 1.
@@ -582,6 +624,7 @@ static fp8core_status poll_unfinished(tcp_bootstrap *tcp, short events, int64_t 
     *left += wanted;
   }
   if (*left == 0) return FP8CORE_OK;
+  if (is_interrupted(tcp)) return say_interrupted(tcp, is_unfinished, "exchange the all-gather of the bootstrap with");
   if (now() >= deadline) return say_who_is_late(tcp, what);
   if (wait_for(tcp->polled, (size_t)tcp->base.ranks - 1, deadline) < 0)
     return give_up(tcp, FP8CORE_ERROR_PEER, "poll() of rank 0 failed: %s", strerror(errno));
@@ -634,11 +677,11 @@ static fp8core_status root_all_gather(tcp_bootstrap *tcp, size_t bytes, uint8_t 
 typedef enum attempt { ATTEMPT_CONNECTED, ATTEMPT_AGAIN, ATTEMPT_FAILED } attempt;
 
 // Waits for the whole of a message. 0: all there; else what is wrong, or "" where the time is over.
-static const char *receive_message(int fd, uint8_t *message, size_t bytes, int64_t deadline) {
+static const char *receive_message(tcp_bootstrap *tcp, int fd, uint8_t *message, size_t bytes, int64_t deadline) {
   size_t have = 0;
   while (have < bytes) {
     struct pollfd polled = {.fd = fd, .events = POLLIN};
-    if (now() >= deadline) return "";
+    if (now() >= deadline || is_interrupted(tcp)) return "";
     if (wait_for(&polled, 1, deadline) < 0) return strerror(errno);
     if (!polled.revents) continue;
     const ssize_t got = receive(fd, message + have, bytes - have);
@@ -657,7 +700,7 @@ static attempt shake_hands(tcp_bootstrap *tcp, peer *root, int64_t deadline, cha
   fp8comm_wire_nonces nonces;
   uint8_t greeting[FP8COMM_WIRE_GREETING_BYTES];
   uint8_t verdict[FP8COMM_WIRE_VERDICT_BYTES];
-  const char *wrong = receive_message(root->fd, greeting, sizeof(greeting), deadline);
+  const char *wrong = receive_message(tcp, root->fd, greeting, sizeof(greeting), deadline);
   if (!wrong && !fp8comm_wire_is_magic(greeting, FP8COMM_WIRE_MAGIC_BYTES)) {
     (void)fp8core_set_last_error(FP8CORE_ERROR_PEER,
                                  "what listens at %s is not rank 0 of this version of libfp8comm; choose another "
@@ -672,7 +715,7 @@ static attempt shake_hands(tcp_bootstrap *tcp, peer *root, int64_t deadline, cha
     fp8comm_wire_put_hello(hello, tcp->secret, &nonces, rank, (uint32_t)tcp->base.ranks);
     wrong = send_at_once(root->fd, hello, sizeof(hello)) ? NULL : strerror(errno);
   }
-  if (!wrong) wrong = receive_message(root->fd, verdict, sizeof(verdict), deadline);
+  if (!wrong) wrong = receive_message(tcp, root->fd, verdict, sizeof(verdict), deadline);
   // Dropped without a verdict, as one of too many connections may be: once more.
   if (wrong) {
     (void)snprintf(reason, reason_bytes, "%s: %s", root->address, *wrong ? wrong : "it accepts, but does not answer");
@@ -731,7 +774,7 @@ static attempt try_to_connect(tcp_bootstrap *tcp, const struct sockaddr *address
     if (patience > deadline) patience = deadline;
     struct pollfd polled = {.fd = root->fd, .events = POLLOUT};
     error = ETIMEDOUT;
-    while (now() < patience) {
+    while (now() < patience && !is_interrupted(tcp)) {
       if (wait_for(&polled, 1, patience) > 0) {
         socklen_t error_bytes = sizeof(error);
         if (getsockopt(root->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) != 0) error = errno;
@@ -740,6 +783,11 @@ static attempt try_to_connect(tcp_bootstrap *tcp, const struct sockaddr *address
     }
   }
   attempt result = ATTEMPT_AGAIN;
+  if (tcp->interrupted) {
+    // What was wrong before is the better reason.
+    close_fd(&root->fd);
+    return result;
+  }
   if (error) {
     (void)snprintf(reason, reason_bytes, "%s: %s", root->address, strerror(error));
   } else if (is_connected_to_itself(root->fd)) {
@@ -753,12 +801,12 @@ static attempt try_to_connect(tcp_bootstrap *tcp, const struct sockaddr *address
 }
 
 static fp8core_status start_other(tcp_bootstrap *tcp, const address_list *list, int64_t deadline) {
-  char reason[ADDRESS_CHARS + 128] = "no try was made";
+  char reason[ADDRESS_CHARS + 128] = "no try has ended";
   int pause = 5;
   for (;;) {
     for (int i = 0; i < list->count; i++) {
       // A try without time would only say so, in place of what was wrong before.
-      if (i > 0 && now() >= deadline) break;
+      if ((i > 0 && now() >= deadline) || is_interrupted(tcp)) break;
       switch (try_to_connect(tcp, (const struct sockaddr *)&list->addresses[i], list->lengths[i], deadline, reason,
                              sizeof(reason))) {
       case ATTEMPT_CONNECTED: return FP8CORE_OK;
@@ -766,9 +814,15 @@ static fp8core_status start_other(tcp_bootstrap *tcp, const address_list *list, 
       case ATTEMPT_AGAIN: break;
       }
     }
-    if (milliseconds_until(deadline) <= pause) {
+    if (is_interrupted(tcp)) {
+      return fp8core_set_last_error(
+        FP8CORE_ERROR_INTERRUPTED,
+        "rank %d of %d was interrupted as it waited, for %.1f s so far, for rank 0 at %s (%s)", tcp->base.rank,
+        tcp->base.ranks, seconds_since(tcp->waiting_since), tcp->place, reason);
+    }
+    if (deadline - now() <= pause * INT64_C(1000000)) {
       return fp8core_set_last_error(FP8CORE_ERROR_TIMEOUT, "rank %d of %d did not reach rank 0 at %s within %g s (%s)",
-                                    tcp->base.rank, tcp->base.ranks, tcp->place, tcp->timeout_seconds, reason);
+                                    tcp->base.rank, tcp->base.ranks, tcp->place, tcp->wait.timeout_seconds, reason);
     }
     // Longer each time, so that thousands of ranks do not storm one that starts late.
     (void)poll(NULL, 0, pause);
@@ -805,11 +859,17 @@ static fp8core_status other_all_gather(tcp_bootstrap *tcp, const void *part, siz
       return fp8core_set_last_error(FP8CORE_ERROR_PEER, "the connection with rank 0 (%s) failed: %s", root->address,
                                     strerror(error));
     }
+    if (is_interrupted(tcp)) {
+      return fp8core_set_last_error(FP8CORE_ERROR_INTERRUPTED,
+                                    "rank %d of %d was interrupted as it waited for rank 0 (%s) in all-gather number "
+                                    "%" PRIu32 " of the bootstrap",
+                                    tcp->base.rank, tcp->base.ranks, root->address, tcp->sequence);
+    }
     if (now() >= deadline) {
       return fp8core_set_last_error(FP8CORE_ERROR_TIMEOUT,
                                     "rank 0 (%s) did not complete all-gather number %" PRIu32
                                     " of the bootstrap within %g s: it, or a rank that it waits for, hangs",
-                                    root->address, tcp->sequence, tcp->timeout_seconds);
+                                    root->address, tcp->sequence, tcp->wait.timeout_seconds);
     }
     struct pollfd polled = {.fd = root->fd, .events = (short)(sent == 0 ? POLLIN | POLLOUT : POLLIN)};
     if (wait_for(&polled, 1, deadline) < 0)
@@ -830,7 +890,8 @@ static fp8core_status tcp_all_gather(fp8comm_bootstrap *bootstrap, const void *p
                            bootstrap->ranks);
   if (bytes > 0) memcpy((uint8_t *)table + (size_t)bootstrap->rank * bytes, part, bytes);
   tcp->sequence++;
-  const int64_t deadline = deadline_after(tcp->timeout_seconds);
+  const int64_t deadline = deadline_after(tcp->wait.timeout_seconds);
+  tcp->waiting_since = now();
   return bootstrap->rank == 0 ? root_all_gather(tcp, bytes, table, deadline)
                               : other_all_gather(tcp, part, bytes, table, deadline);
 }
@@ -848,7 +909,7 @@ static void drain(tcp_bootstrap *tcp) {
       tcp->polled[r - 1] = (struct pollfd){.fd = tcp->peers[r].fd, .events = POLLIN};
       open += tcp->peers[r].fd >= 0;
     }
-    if (open == 0 || wait_for(tcp->polled, (size_t)tcp->base.ranks - 1, deadline) <= 0) break;
+    if (open == 0 || wait_for(tcp->polled, (size_t)tcp->base.ranks - 1, deadline) < 0) break;
     for (int r = 1; r < tcp->base.ranks; r++) {
       if (!tcp->polled[r - 1].revents) continue;
       const ssize_t got = receive(tcp->peers[r].fd, bytes, room);
@@ -874,11 +935,12 @@ static void tcp_destroy(fp8comm_bootstrap *bootstrap) {
 
 fp8core_status fp8comm_tcp_create(const fp8comm_tcp_options *options, fp8comm_bootstrap **bootstrap) {
   *bootstrap = NULL;
-  const int64_t deadline = deadline_after(options->timeout_seconds);
+  const int64_t deadline = deadline_after(options->wait.timeout_seconds);
   tcp_bootstrap *const tcp = calloc(1, sizeof(*tcp));
   if (!tcp) return no_memory();
   tcp->base = (fp8comm_bootstrap){options->rank, options->ranks, tcp_all_gather, tcp_destroy};
-  tcp->timeout_seconds = options->timeout_seconds;
+  tcp->wait = options->wait;
+  tcp->waiting_since = now();
   const size_t connections = options->rank == 0 ? (size_t)options->ranks : 1;
   tcp->peers = calloc(connections, sizeof(tcp->peers[0]));
   tcp->polled = calloc(connections + PENDING_LIMIT + ADDRESS_LIMIT, sizeof(tcp->polled[0]));
@@ -893,7 +955,7 @@ fp8core_status fp8comm_tcp_create(const fp8comm_tcp_options *options, fp8comm_bo
     for (size_t i = 0; i < connections; i++) tcp->peers[i].fd = -1;
     tcp->secret = (fp8comm_wire_secret){tcp->secret_bytes, strlen(tcp->secret_bytes)};
     address_list list;
-    status = resolve(options, deadline, &list);
+    status = resolve(tcp, options, deadline, &list);
     if (status == FP8CORE_OK)
       status = options->rank == 0 ? start_root(tcp, &list, deadline) : start_other(tcp, &list, deadline);
   }

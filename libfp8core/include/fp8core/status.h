@@ -3,8 +3,8 @@
  *
  * Every fallible call of libfp8core returns an #fp8core_status. The library never prints, exits or aborts.
  * What is refused (INVALID_ARGUMENT, NOT_SUPPORTED, VERSION_MISMATCH, CORRUPT_DATA) is refused before any output is
- * written; a handle or pointer that the call would return is then NULL. After ERROR_DEVICE, ERROR_TIMEOUT and
- * ERROR_PEER outputs are undefined.
+ * written; a handle or pointer that the call would return is then NULL. After ERROR_DEVICE, ERROR_TIMEOUT,
+ * ERROR_PEER and ERROR_INTERRUPTED outputs are undefined.
  * All calls of this header may be made from any thread at any time.
  */
 #ifndef FP8CORE_STATUS_H
@@ -32,7 +32,9 @@ typedef enum fp8core_status {
   /** Of libfp8comm: other ranks have made no progress within the time that the communicator allows. */
   FP8CORE_ERROR_TIMEOUT = -7,
   /** Of libfp8comm: another rank is gone, cannot be reached, gave up, or sent something malformed. */
-  FP8CORE_ERROR_PEER = -8
+  FP8CORE_ERROR_PEER = -8,
+  /** Of libfp8comm: a waiting call, here or on another rank, was told to give up. */
+  FP8CORE_ERROR_INTERRUPTED = -9
 } fp8core_status;
 
 /** Short English name of \p status, "unknown status" for a value outside the enum. Static storage; thread-safe. */

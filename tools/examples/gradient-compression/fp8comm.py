@@ -62,7 +62,8 @@ class Tensor(ctypes.Structure):
 
 
 class CommunicatorOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("timeout_seconds", ctypes.c_double), ("transport", ctypes.c_char_p)]
+    _fields_ = [("size", ctypes.c_size_t), ("timeout_seconds", ctypes.c_double), ("transport", ctypes.c_char_p),
+                ("interrupt", ctypes.c_void_p), ("interrupt_data", ctypes.c_void_p)]
 
 
 class GradientOptions(ctypes.Structure):
@@ -164,7 +165,7 @@ class Communicator:
                 raised.append(error)
                 return 1
 
-        options = CommunicatorOptions(ctypes.sizeof(CommunicatorOptions), timeout_seconds, None)
+        options = CommunicatorOptions(ctypes.sizeof(CommunicatorOptions), timeout_seconds, None, None, None)
         try:
             self.check(self.library.fp8comm_communicator_create(
                 ctypes.byref(self._handle), rank, size, ALL_GATHER(call_back if all_gather else 0), None,

@@ -13,6 +13,7 @@ import lzma
 import math
 import os
 import sys
+import traceback
 
 try:
     import torch
@@ -209,4 +210,14 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        result = main()
+    except Exception:
+        traceback.print_exc()
+        result = 1
+    # Not by way of the interpreter's end: DistributedDataParallel keeps gloo's threads alive beyond
+    # destroy_process_group() (PyTorch 2.15), and one that lets go of its last tensors while the interpreter ends aborts
+    # the process, "terminate called without an active exception".
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(result)
