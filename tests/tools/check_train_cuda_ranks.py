@@ -135,8 +135,8 @@ class CudaRanks(unittest.TestCase):
             ends = self.train(save, *shape, "--zero-stage", stage)
             begun = self.events(save, "start")[0]
             self.assertEqual((begun["ranks"], begun["zero_stage"]), (RANKS, stage))
-            self.assertIn(begun["device_path"], ("staged", "nccl"))
-            self.assertIn("GPUs over NCCL" if begun["device_path"] == "nccl" else "GPUs by way of the host", ends[0][1])
+            told = {"nccl": "GPUs over NCCL", "ucx": "over ucx, GPUs too", "staged": "GPUs by way of the host"}
+            self.assertIn(told[begun["device_path"]], ends[0][1])
             self.close(self.losses("cpu"), self.losses(save), BOUNDS["fp8-o2"])
             self.assertEqual(self.losses(save), self.losses("stage0"))
             models.append(self.checkpoint(save, 3))

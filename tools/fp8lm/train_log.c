@@ -138,7 +138,9 @@ static const char *reduction_name(const fp8lm_trainer *trainer) {
 static const char *gpu_path(const fp8lm_trainer *trainer) {
   if (!trainer->ranks->context) return "";
   const char *path = fp8comm_communicator_device_path(trainer->ranks->communicator);
-  return strcmp(path, "nccl") == 0 ? ", GPUs over NCCL" : ", GPUs by way of the host";
+  return strcmp(path, "nccl") == 0     ? ", GPUs over NCCL"
+         : strcmp(path, "staged") == 0 ? ", GPUs by way of the host"
+                                       : ", GPUs too";
 }
 
 static void put_memory(FILE *json, const fp8gpt_memory *model, const fp8optim_memory *optimizer) {

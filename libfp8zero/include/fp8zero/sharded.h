@@ -163,10 +163,9 @@ typedef struct fp8zero_sharded fp8zero_sharded;
  * \param parameter_count 1 to 2^31 - 1; ranks may be more.
  * \param groups see fp8optim_adamw_create().
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range, as a rank finds by itself, where ranks do not
- *         agree, and for a context on a GPU that is not the communicator's; FP8CORE_ERROR_NOT_SUPPORTED for gradient
- *         options that a GPU has not (fp8comm/gradient.h); FP8CORE_ERROR_VERSION_MISMATCH; FP8CORE_ERROR_DEVICE;
- *         FP8CORE_ERROR_OUT_OF_MEMORY, and on the other ranks FP8CORE_ERROR_PEER with the number of the rank that has
- *         no memory; those of communicator.h.
+ *         agree, and for a context on a GPU that is not the communicator's; FP8CORE_ERROR_VERSION_MISMATCH;
+ *         FP8CORE_ERROR_DEVICE; FP8CORE_ERROR_OUT_OF_MEMORY, and on the other ranks FP8CORE_ERROR_PEER with the number
+ *         of the rank that has no memory; those of communicator.h.
  */
 FP8ZERO_API fp8core_status fp8zero_sharded_create(fp8zero_sharded **sharded, fp8comm_communicator *communicator,
                                                   fp8core_context *context, const fp8zero_sharded_options *options,
