@@ -127,6 +127,10 @@ struct fp8zero_sharded {
   fp8comm_gradient_result result;
   fp8comm_gradient_result last_result;
   uint64_t sent_bytes;
+  // What the communicator had sent at the end of the last call, from where on the next counts if something was in
+  // flight.
+  uint64_t counted;
+  int counts_on;
   // Of gathers, and how many of these bytes NCCL sent, so that the transport has not counted them.
   uint64_t gathered_bytes;
   uint64_t uncounted_bytes;

@@ -31,9 +31,23 @@ static int is_held(const fp8zero_part *part) { return part->held[FP8ZERO_FORWARD
 
 static uint64_t sent(const fp8zero_sharded *sharded) { return fp8comm_communicator_bytes_sent(sharded->communicator); }
 
+// Whether something travels that was started here.
+static int in_flight(const fp8zero_sharded *sharded) {
+  for (int p = 0; p < sharded->part_count; p++)
+    if (sharded->parts[p].reducing || sharded->parts[p].gather) return 1;
+  return 0;
+}
+
+// From where on a call counts: what travels goes on in every call that waits for other ranks, also those between.
+static uint64_t count_begin(const fp8zero_sharded *sharded) {
+  return sharded->counts_on ? sharded->counted : sent(sharded);
+}
+
 // Counts what was sent since, whatever came of it.
 static fp8core_status count_sent(fp8zero_sharded *sharded, uint64_t before, fp8core_status status) {
-  sharded->sent_bytes += sent(sharded) - before;
+  sharded->counted = sent(sharded);
+  sharded->sent_bytes += sharded->counted - before;
+  sharded->counts_on = in_flight(sharded);
   return status;
 }
 
@@ -354,7 +368,7 @@ fp8core_status fp8zero_sharded_reduce(fp8zero_sharded *sharded, int index, const
       "its reduction",
       index);
   FP8ZERO_TRY(check_gradients(sharded, part, gradients));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   return count_sent(sharded, before, reduce(sharded, index, gradients));
 }
 
@@ -395,7 +409,7 @@ fp8core_status fp8zero_sharded_acquire(fp8zero_sharded *sharded, int index, fp8z
                              index, sharded->weight_buffer_count);
   }
   if (direction == FP8ZERO_BACKWARD && sharded->options.stage >= 2) FP8ZERO_TRY(check_gradient_memory(sharded, index));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   return count_sent(sharded, before, acquire(sharded, index, direction, buffer));
 }
 
@@ -437,13 +451,13 @@ static fp8core_status progress(fp8zero_sharded *sharded) {
 
 fp8core_status fp8zero_sharded_progress(fp8zero_sharded *sharded) {
   FP8ZERO_TRY(check_handle(sharded, "fp8zero_sharded_progress"));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   return count_sent(sharded, before, progress(sharded));
 }
 
 fp8core_status fp8zero_sharded_wait(fp8zero_sharded *sharded) {
   FP8ZERO_TRY(check_handle(sharded, "fp8zero_sharded_wait"));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   return count_sent(sharded, before, wait_gathers(sharded));
 }
 
@@ -660,7 +674,7 @@ fp8core_status fp8zero_sharded_step(fp8zero_sharded *sharded, const fp8optim_ste
   FP8ZERO_TRY(check_published(sharded, "fp8zero_sharded_step"));
   FP8ZERO_TRY(check_none_held(sharded, "fp8zero_sharded_step"));
   FP8ZERO_TRY(check_reduced(sharded));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   FP8ZERO_TRY(count_sent(sharded, before, step(sharded, options, &found)));
   if (report) *report = found;
   return FP8CORE_OK;
@@ -676,7 +690,7 @@ fp8core_status fp8zero_sharded_skip(fp8zero_sharded *sharded) {
   FP8ZERO_TRY(check_handle(sharded, "fp8zero_sharded_skip"));
   FP8ZERO_TRY(check_none_held(sharded, "fp8zero_sharded_skip"));
   FP8ZERO_TRY(check_reduced(sharded));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   return count_sent(sharded, before, skip(sharded));
 }
 
@@ -692,7 +706,7 @@ fp8core_status fp8zero_sharded_reduction(const fp8zero_sharded *sharded, fp8comm
 fp8core_status fp8zero_sharded_set_master(fp8zero_sharded *sharded, int64_t index, const fp8core_tensor *source) {
   FP8ZERO_TRY(check_index(sharded, "fp8zero_sharded_set_master", index));
   FP8ZERO_TRY(check_none_held(sharded, "fp8zero_sharded_set_master"));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   // Setting the master writes the weight, too.
   FP8ZERO_TRY(count_sent(sharded, before, wait_gathers(sharded)));
   sharded->unpublished = 1;
@@ -710,7 +724,7 @@ static fp8core_status publish(fp8zero_sharded *sharded) {
 fp8core_status fp8zero_sharded_publish(fp8zero_sharded *sharded) {
   FP8ZERO_TRY(check_handle(sharded, "fp8zero_sharded_publish"));
   FP8ZERO_TRY(check_none_held(sharded, "fp8zero_sharded_publish"));
-  const uint64_t before = sent(sharded);
+  const uint64_t before = count_begin(sharded);
   FP8ZERO_TRY(count_sent(sharded, before, publish(sharded)));
   sharded->unpublished = 0;
   return FP8CORE_OK;

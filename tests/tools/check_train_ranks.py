@@ -220,6 +220,9 @@ class Ranks(unittest.TestCase):
                              (2, stage, "two-shot"))
             last = self.events("mem-%d" % stage, "step")[-1]
             sent[stage] = last["gradient_bytes_sent"], last["weight_bytes_sent"]
+            # All that is sent, also while the ranks wait for something else: an element and rank once, or twice.
+            parameters = starts[stage]["parameters"]
+            self.assertGreaterEqual(sent[stage][0], parameters * (0.99 if stage == 0 else 0.35), stage)
         memory = {stage: starts[stage]["memory"] for stage in starts}
         for kind in "master", "exp_avg", "exp_avg_sq":
             self.assertLess(memory[1][kind], 0.75 * memory[0][kind])

@@ -331,9 +331,10 @@ typedef struct fp8zero_memory {
 
 FP8ZERO_API fp8core_status fp8zero_sharded_memory(const fp8zero_sharded *sharded, fp8zero_memory *memory);
 
-/** Bytes that this rank has sent since the creation: all that the transport counted within the calls of this header.
- * Gathers run beside reductions, so theirs are told by what they are made of, and the rest counts as gradients; so do
- * other exchanges of the same thread that progress within these calls. Over NCCL (fp8comm/device.h), which counts
+/** Bytes that this rank has sent since the creation: all that the transport counted within the calls of this header,
+ * and between them while something that they have started is in flight. Gathers run beside reductions, so theirs are
+ * told by what they are made of, and the rest counts as gradients; so do other exchanges of the same communicator
+ * meanwhile. Over NCCL (fp8comm/device.h), which counts
  * nothing, the codes of two-shot reductions are left out: gradient_bytes are then those of the small messages. */
 typedef struct fp8zero_traffic {
   /** Reductions. */
