@@ -81,6 +81,41 @@ static fp8core_status check_size(fp8comm_communicator *communicator, int64_t cou
   TRY(fp8comm_all_reduce(communicator, values, sums, count, FP8COMM_FP32, FP8COMM_SUM));
   for (int64_t i = 0; i < count; i++) CHECK(sums[i] == (float)(size * (size + 1) / 2 + size * (int)(i % 100)));
 
+  // Of each rank's part of `count` elements, in the widths that have sums of their own.
+  const int64_t whole = count * size;
+  int64_t *const integers = allocate((size_t)whole * sizeof(*integers));
+  int64_t *const own = allocate((size_t)count * sizeof(*own));
+  for (int64_t i = 0; i < whole; i++) integers[i] = (i % 1000 - 500) * (rank + 1);
+  TRY(fp8comm_reduce_scatter(communicator, integers, own, count, FP8COMM_INT64, FP8COMM_SUM));
+  for (int64_t i = 0; i < count; i++) CHECK(own[i] == ((rank * count + i) % 1000 - 500) * (size * (size + 1) / 2));
+  TRY(fp8comm_all_reduce(communicator, integers, integers, count, FP8COMM_INT64, FP8COMM_MAX));
+  for (int64_t i = 0; i < count; i++) CHECK(integers[i] == (i % 1000 - 500) * (i % 1000 >= 500 ? size : 1));
+  uint16_t *const halves = allocate((size_t)count * sizeof(*halves));
+  for (int64_t i = 0; i < count; i++) halves[i] = (uint16_t)fp8core_encode(FP8CORE_BF16, (float)(i % 16 + rank), 1);
+  TRY(fp8comm_all_reduce(communicator, halves, halves, count, FP8COMM_BF16, FP8COMM_SUM));
+  for (int64_t i = 0; i < count; i++)
+    CHECK(fp8core_decode(FP8CORE_BF16, halves[i]) == (float)(size * (i % 16) + size * (size - 1) / 2));
+  TRY(fp8comm_all_reduce(communicator, halves, halves, count, FP8COMM_BF16, FP8COMM_MIN));
+  double *const doubles = allocate((size_t)count * sizeof(*doubles));
+  for (int64_t i = 0; i < count; i++) doubles[i] = (double)(i % 77) + 0.5 * rank;
+  TRY(fp8comm_all_reduce(communicator, doubles, doubles, count, FP8COMM_FP64, FP8COMM_MIN));
+  for (int64_t i = 0; i < count; i++) CHECK(doubles[i] == (double)(i % 77));
+  // Ranks have as many elements as their number says, the first none.
+  int64_t counts[64];
+  int64_t begin = 0;
+  CHECK(size <= 64);
+  for (int r = 0; r < size; r++) counts[r] = r * count / size;
+  int64_t total = 0;
+  for (int r = 0; r < size; r++) total += counts[r];
+  for (int r = 0; r < rank; r++) begin += counts[r];
+  for (int64_t i = 0; i < counts[rank]; i++) own[i] = begin + i;
+  TRY(fp8comm_all_gatherv(communicator, own, integers, counts, FP8COMM_INT64));
+  for (int64_t i = 0; i < total; i++) CHECK(integers[i] == i);
+  free(integers);
+  free(own);
+  free(halves);
+  free(doubles);
+
   uint8_t *const part = allocate((size_t)count);
   uint8_t *const table = allocate((size_t)count * (size_t)size);
   for (int64_t i = 0; i < count; i++) part[i] = pattern(rank, i);

@@ -104,7 +104,8 @@ FP8COMM_API fp8core_status fp8comm_communicator_create(fp8comm_communicator **co
  * rank. Thread-safe, as long as no thread changes the environment meanwhile.
  *
  * \return what fp8comm_communicator_create() returns, and FP8CORE_ERROR_INVALID_ARGUMENT for variables that are
- *         malformed or missing, which the message names.
+ *         malformed or missing, which the message names; FP8CORE_ERROR_NOT_SUPPORTED under a launcher that speaks PMIx
+ *         in a build without it.
  */
 FP8COMM_API fp8core_status fp8comm_communicator_create_from_environment(fp8comm_communicator **communicator,
                                                                         const fp8comm_communicator_options *options);

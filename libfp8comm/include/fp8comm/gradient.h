@@ -109,15 +109,16 @@ typedef struct fp8comm_gradient_options {
   int error_feedback;
   /** Non-zero: where all ranks are on one machine and the transport can ("ucx" over shared memory), two-shot leaves
    * codes where the rank that made them has put them, in memory that all of them read, and sends word instead. The
-   * bytes count as sent all the same. 0: everything travels in messages. Results do not depend on it. */
+   * bytes count as sent all the same. 0: everything travels in messages, as it does with \p error_feedback, on CUDA and
+   * with owners on more than 5 ranks. Results do not depend on it. */
   int in_place;
   /** Non-zero: delayed scaling. A tensor's scales are made for twice the amax of the step before, its mean's for twice
    * that mean's, so that two-shot casts and adds up in one pass, without asking for amaxes first. What is found is
    * exchanged with the counts: where it is larger than expected, or less than an eighth of it, or not finite, the
    * bucket is reduced once more, and that tensor's scales come from what was found, as without the option; so no value
    * saturates, but by mu. Costs up to 3 of the 15 octaves between E4M3's largest and smallest normal value. The amaxes
-   * are part of the saved state. Of the FP8 algorithms; native, \p measure_snr, \p error_feedback and CUDA choose the
-   * same scales, but gain no time. */
+   * are part of the saved state. Of the FP8 algorithms; native, \p measure_snr, \p error_feedback, CUDA and
+   * owners on more than 5 ranks choose the same scales, but gain no time. */
   int delayed_scaling;
 } fp8comm_gradient_options;
 
@@ -155,7 +156,8 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
  * Creates a reducer. Allocates all memory of later steps: for each bucket in flight the bytes of the largest bucket on
  * the wire, and, for each element of this rank's part of it (elements / ranks, or of the tensors that it owns), with
  * two-shot ranks - 1 bytes for the contributions of the others (none where they are read in place), at most 4 with
- * owners; with the baselines 4 bytes. With \p measure_snr 4 bytes an element and 4 an element of the part more. Tensors
+ * owners; with the baselines 4 bytes, and with
+ * \p error_feedback. With \p measure_snr 4 bytes an element and 4 an element of the part more. Tensors
  * are packed in the order of their indices. Blocking, collective.
  *
  * \param reducer receives the handle, NULL on failure.
