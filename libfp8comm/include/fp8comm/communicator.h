@@ -117,6 +117,8 @@ FP8COMM_API fp8core_status fp8comm_communicator_create_from_environment(fp8comm_
  * \param count 1 to 65,536.
  * \param communicators room for \p count handles; all NULL on failure.
  * \param options as above; \p transport must be NULL.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for arguments out of range; FP8CORE_ERROR_VERSION_MISMATCH;
+ *         FP8CORE_ERROR_OUT_OF_MEMORY.
  */
 FP8COMM_API fp8core_status fp8comm_threads_create(int count, fp8comm_communicator **communicators,
                                                   const fp8comm_communicator_options *options);
@@ -128,6 +130,8 @@ FP8COMM_API fp8core_status fp8comm_threads_create(int count, fp8comm_communicato
  *
  * \param communicator receives the handle; NULL for a negative colour, and on failure.
  * \param color 0 or above; negative: this rank is in none of the new ones.
+ * \return FP8CORE_ERROR_INVALID_ARGUMENT for NULL and for a division too many; FP8CORE_ERROR_OUT_OF_MEMORY; those of a
+ *         collective.
  */
 FP8COMM_API fp8core_status fp8comm_communicator_split(fp8comm_communicator *parent, int color, int key,
                                                       fp8comm_communicator **communicator);

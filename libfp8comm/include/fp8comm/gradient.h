@@ -270,7 +270,8 @@ typedef struct fp8comm_gradient_statistics {
   double snr_db;
 } fp8comm_gradient_statistics;
 
-/** Copies the statistics of one tensor's last step that was waited for; zeros before, with mu. */
+/** Copies the statistics of one tensor's last step that was waited for; zeros before, with mu.
+ * FP8CORE_ERROR_INVALID_ARGUMENT for NULL and out of range. */
 FP8COMM_API fp8core_status fp8comm_gradient_get_statistics(const fp8comm_gradient_reducer *reducer, int64_t tensor,
                                                            fp8comm_gradient_statistics *statistics);
 

@@ -271,10 +271,12 @@ FP8ZERO_API fp8core_status fp8zero_sharded_step(fp8zero_sharded *sharded, const 
 FP8ZERO_API fp8core_status fp8zero_sharded_skip(fp8zero_sharded *sharded);
 
 /** What the reductions of the last step found: tensors that were not finite, and a rank that had one, over all
- * micro-batches; bytes_sent is 0, see fp8zero_sharded_traffic(). Zeros and -1 before. */
+ * micro-batches; bytes_sent is 0, see fp8zero_sharded_traffic(). Zeros and -1 before.
+ * FP8CORE_ERROR_INVALID_ARGUMENT for NULL. */
 FP8ZERO_API fp8core_status fp8zero_sharded_reduction(const fp8zero_sharded *sharded, fp8comm_gradient_result *result);
 
-/** Waits for weights that travel: those of the last step in stages 0 to 2 and of resident parts. */
+/** Waits for weights that travel: those of the last step in stages 0 to 2 and of resident parts. Collective.
+ * FP8CORE_ERROR_INVALID_ARGUMENT for NULL; those of communicator.h. */
 FP8ZERO_API fp8core_status fp8zero_sharded_wait(fp8zero_sharded *sharded);
 
 /** The rank that owns a parameter; -1 out of range. In stage 0 every rank has all states; this is then the one to write
@@ -329,6 +331,7 @@ typedef struct fp8zero_memory {
   int64_t total_bytes;
 } fp8zero_memory;
 
+/** Fills in what this rank holds. FP8CORE_ERROR_INVALID_ARGUMENT for NULL. */
 FP8ZERO_API fp8core_status fp8zero_sharded_memory(const fp8zero_sharded *sharded, fp8zero_memory *memory);
 
 /** Bytes that this rank has sent since the creation: all that the transport counted within the calls of this header,
@@ -345,7 +348,7 @@ typedef struct fp8zero_traffic {
   uint64_t control_bytes;
 } fp8zero_traffic;
 
-/** Exact while nothing is in flight. */
+/** Exact while nothing is in flight. FP8CORE_ERROR_INVALID_ARGUMENT for NULL. */
 FP8ZERO_API fp8core_status fp8zero_sharded_traffic(const fp8zero_sharded *sharded, fp8zero_traffic *traffic);
 
 #ifdef __cplusplus
