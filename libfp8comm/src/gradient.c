@@ -1132,6 +1132,9 @@ static fp8core_status requantise(void *data) {
     } else if (record->nonfinite > 0) {
       statistics->nonfinite = 1;
       note_nonfinite_rank(reducer, record->nonfinite);
+    } else if (fp8core_amax_is_nonfinite(mean_amax)) {
+      // Codes that were rounded up stand for more than FP32 has.
+      statistics->nonfinite = 1;
     }
     reducer->nonfinite_tensors += statistics->nonfinite;
     update_mu(reducer, tensor);

@@ -1,6 +1,7 @@
 // The gradient all-reduce, against means in FP64 and the scalar rules.
 #include "ranks.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -315,8 +316,30 @@ static void check_nonfinite(fp8comm_communicator *communicator, void *data) {
   fp8core_context_destroy(&context);
 }
 
+// Codes that were rounded up stand for more than FP32 has: no mean of theirs is a number.
+static void check_beyond_range(fp8comm_communicator *communicator, void *data) {
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_statistics statistics;
+  fp8comm_gradient_result result;
+  gradient_rig rig;
+  options.scaling = FP8COMM_SCALING_PRE;
+  options.wire_dtype = FP8CORE_E5M2;
+  options.delayed_scaling = *(const int *)data;
+  rank_ok(communicator, rig_make(&rig, communicator, 1000, &options));
+  for (int step = 0; step < 2; step++) {
+    for (int64_t i = 0; i < rig.count; i++) rig.in[i] = i == 0 ? FLT_MAX : ldexpf(1.0f, 120 - (int)(i % 20));
+    rank_ok(communicator, rig_step(&rig, &statistics, &result));
+    rank_check(communicator, result.nonfinite_tensors == 1 && result.nonfinite_rank == -1 && statistics.nonfinite,
+               "%lld tensors, rank %d", (long long)result.nonfinite_tensors, result.nonfinite_rank);
+    for (int64_t i = 0; i < rig.count; i++)
+      rank_check(communicator, isnan(rig.out[i]), "element %lld is %g", (long long)i, (double)rig.out[i]);
+  }
+  rig_free(&rig);
+}
+
 static void nonfinite(void **unused) {
   (void)unused;
+  for (int with_delay = 0; with_delay < 2; with_delay++) run_ranks(3, 0, check_beyond_range, &with_delay);
   for (int algorithm = 0; algorithm < 4; algorithm++) {
     run_ranks(1, 0, check_nonfinite, &algorithm);
     run_ranks(3, 0, check_nonfinite, &algorithm);

@@ -224,6 +224,8 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
     put_text(json, "device_path", fp8comm_communicator_device_path(trainer->ranks->communicator));
     put_integer(json, "zero_stage", fp8lm_trainer_stage(trainer));
     put_text(json, "grad_reduce", reduction_name(trainer));
+    put_text(json, "grad_scaling", fp8comm_gradient_scaling_name(fp8lm_train_gradient_options(settings).scaling));
+    put_integer(json, "grad_delayed_scaling", settings->grad_delayed_scaling);
   }
   put_integer(json, "threads", fp8core_context_threads(trainer->context));
   put_text(json, "isa", fp8core_isa_name(fp8core_context_isa(trainer->context)));

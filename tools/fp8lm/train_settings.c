@@ -162,12 +162,12 @@ static const option_entry table[] = {
   {"zero-stage", INTEGER, AT(zero_stage), RUN, 0, 3, NULL, "N",
    "what ranks divide, by whole tensors: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights (default 0, "
    "fp8-o3 1)"},
-  {"grad-reduce", CHOICE, AT(grad_reduce), RUN, OF(reductions), "NAME",
+  {"grad-reduce", CHOICE, AT(grad_reduce), STORED, OF(reductions), "NAME",
    "how gradients are summed: two-shot (FP8 on the wire), native (and FP8 sums), fp32 or bf16 (default two-shot for "
    "fp8 levels, else fp32)"},
-  {"grad-scaling", CHOICE, AT(grad_scaling), RUN, OF(gradient_scalings), "NAME",
+  {"grad-scaling", CHOICE, AT(grad_scaling), STORED, OF(gradient_scalings), "NAME",
    "of gradients in FP8 on the wire: auto (default), pre or post"},
-  {"grad-delayed-scaling", FLAG, AT(grad_delayed_scaling), RUN, ANY, NULL,
+  {"grad-delayed-scaling", FLAG, AT(grad_delayed_scaling), STORED, ANY, NULL,
    "scales of gradients in FP8 on the wire from the step before, checked, so that values are read once"},
   {"distributed-timeout-minutes", REAL, AT(distributed_timeout_minutes), RUN, 0.001, 1e4, NULL, "X",
    "a rank that takes no part for so long ends the run (default 10)"},

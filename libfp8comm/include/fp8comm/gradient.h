@@ -185,9 +185,9 @@ FP8COMM_API void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer);
 /** What a step did. */
 typedef struct fp8comm_gradient_result {
   /** Tensors whose gradient held an infinity or a NaN on some rank. With the baselines also those whose sum left the
-   * format's range. The same on every rank. */
+   * format's range; else those whose mean, as codes have it, left FP32's. The same on every rank. */
   int64_t nonfinite_tensors;
-  /** The lowest rank that had one; -1: none, or unknown (baselines). */
+  /** The lowest rank that had one; -1: none, or unknown (baselines, and means beyond FP32's range). */
   int nonfinite_rank;
   /** Bytes that this rank sent since the first bucket was started, counted by the transport; NCCL's are not. */
   uint64_t bytes_sent;

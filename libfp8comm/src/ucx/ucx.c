@@ -912,7 +912,10 @@ static fp8core_status open_worker(ucx_endpoint *ucx, const fp8comm_endpoint_opti
   status = ucp_worker_create(ucx->context, &worker_parameters, &ucx->worker);
   if (status != UCS_OK) {
     ucx->worker = NULL;
-    return ucx_failed("ucp_worker_create()", status);
+    return fp8core_set_last_error(status == UCS_ERR_NO_MEMORY ? FP8CORE_ERROR_OUT_OF_MEMORY : FP8CORE_ERROR_PEER,
+                                  "UCX: ucp_worker_create() failed: %s; where /dev/shm is full or small (10 MiB a rank "
+                                  "are wanted), UCX_TLS=tcp,self does without",
+                                  ucs_status_string(status));
   }
   if (ucp_worker_get_efd(ucx->worker, &ucx->event_fd) != UCS_OK) ucx->event_fd = -1;
   const struct {
