@@ -244,7 +244,7 @@ static fp8core_status join(fp8comm_communicator *parent, int color, member *memb
   if (!ranks) return no_memory("the ranks of a communicator");
   for (int i = 0; i < size; i++) {
     if (members[i].rank == parent->rank) rank = i;
-    ranks[i] = parent->endpoint_ranks ? parent->endpoint_ranks[members[i].rank] : members[i].rank;
+    ranks[i] = fp8comm_endpoint_rank(parent, members[i].rank);
   }
   fp8core_status status = new_communicator(parent->shared, rank, size, parent->timeout_seconds, communicator);
   if (status != FP8CORE_OK) {

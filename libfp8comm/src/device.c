@@ -72,7 +72,7 @@ static fp8core_status look_for_ranks(fp8comm_request *request) {
   const int message = request->collective.header.operation == FP8COMM_OPERATION_SEND;
   int gone = -1;
   for (int rank = 0; rank < communicator->size && gone < 0; rank++) {
-    const int place = communicator->endpoint_ranks ? communicator->endpoint_ranks[rank] : rank;
+    const int place = fp8comm_endpoint_rank(communicator, rank);
     if (rank == communicator->rank || (message && rank != request->collective.peer)) continue;
     if (endpoint->transport->is_gone(endpoint, place)) gone = place;
   }

@@ -73,6 +73,11 @@ struct fp8comm_communicator {
   struct fp8comm_nccl *nccl;
 };
 
+// The endpoint's number of a rank of the communicator.
+static inline int fp8comm_endpoint_rank(const fp8comm_communicator *communicator, int rank) {
+  return communicator->endpoint_ranks ? communicator->endpoint_ranks[rank] : rank;
+}
+
 // What ranks must agree on. Sent beside the data of every operation.
 typedef struct fp8comm_header {
   uint32_t magic;

@@ -44,13 +44,9 @@ static fp8core_status no_memory(size_t bytes) {
   return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
 }
 
-static int endpoint_rank(const fp8comm_communicator *communicator, int rank) {
-  return communicator->endpoint_ranks ? communicator->endpoint_ranks[rank] : rank;
-}
-
 // "rank 2", with its number among all where that is another.
 static const char *rank_name(const fp8comm_communicator *communicator, int rank, char text[64]) {
-  const int all = endpoint_rank(communicator, rank);
+  const int all = fp8comm_endpoint_rank(communicator, rank);
   if (all == rank) {
     (void)snprintf(text, 64, "rank %d", rank);
   } else {
@@ -446,7 +442,7 @@ static fp8core_status post(fp8comm_request *request, int peer, int sends, uint64
   fp8comm_endpoint *endpoint = request->communicator->shared->endpoint;
   const fp8comm_transport *transport = endpoint->transport;
   pending->operation = NULL;
-  pending->peer = endpoint_rank(request->communicator, peer);
+  pending->peer = fp8comm_endpoint_rank(request->communicator, peer);
   return sends ? transport->send(endpoint, pending->peer, tag, source, bytes, memory, &pending->operation)
                : transport->receive(endpoint, pending->peer, tag, destination, bytes, memory, &pending->operation);
 }
@@ -648,7 +644,7 @@ static void name_missing(const fp8comm_request *request, char *text, size_t room
   char name[64];
   text[0] = 0;
   for (int rank = 0; rank < communicator->size; rank++) {
-    if (rank == communicator->rank || answered[endpoint_rank(communicator, rank)]) continue;
+    if (rank == communicator->rank || answered[fp8comm_endpoint_rank(communicator, rank)]) continue;
     if (named < 4) {
       if (named > 0) used = append(text, used, room, ", ");
       used = append(text, used, room, rank_name(communicator, rank, name));
@@ -703,7 +699,8 @@ static fp8core_status check_time(fp8comm_request *request) {
     memset(shared->answered, 0, (size_t)shared->size);
     for (int rank = 0; rank < communicator->size; rank++) {
       if (rank != communicator->rank)
-        shared->endpoint->transport->send_control(shared->endpoint, endpoint_rank(communicator, rank), &question);
+        shared->endpoint->transport->send_control(shared->endpoint, fp8comm_endpoint_rank(communicator, rank),
+                                                  &question);
     }
     request->asked = 1;
     // The time of the answers counts from here, also where this call came late.

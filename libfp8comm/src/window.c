@@ -4,10 +4,6 @@
 
 #include "internal.h"
 
-static int endpoint_rank(const fp8comm_communicator *communicator, int rank) {
-  return communicator->endpoint_ranks ? communicator->endpoint_ranks[rank] : rank;
-}
-
 // This rank's own memory. Whether it has any.
 static int share(fp8comm_communicator *communicator, size_t bytes, fp8comm_window *window, fp8comm_segment_name *name) {
   fp8comm_endpoint *endpoint = communicator->shared->endpoint;
@@ -27,8 +23,8 @@ static int attach(fp8comm_communicator *communicator, fp8comm_window *window, co
   for (int rank = 0; rank < communicator->size; rank++) {
     const void *address;
     if (rank == communicator->rank) continue;
-    if (endpoint->transport->attach(endpoint, endpoint_rank(communicator, rank), &names[rank], &window->segments[rank],
-                                    &address) != FP8CORE_OK)
+    if (endpoint->transport->attach(endpoint, fp8comm_endpoint_rank(communicator, rank), &names[rank],
+                                    &window->segments[rank], &address) != FP8CORE_OK)
       return 0;
     window->ranks[rank] = address;
   }

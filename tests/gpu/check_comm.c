@@ -4,6 +4,7 @@
 // is waited for, and with a transport that takes device memory ("threads"), as this one never does on a GPU.
 // check_ucx.c has the one that may.
 #include "../comm/ranks.h"
+#include "devices.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -749,38 +750,15 @@ static void paths_differ(void **unused) {
   run_ranks(3, 0, check_paths_differ, NULL);
 }
 
-// NCCL may be missing, from the build or the machine, and then is not checked; whether it is there, with the reason.
-static int have_nccl(void) {
-  fp8comm_communicator *alone;
-  fp8comm_device_options options = fp8comm_device_options_default();
-  options.path = "nccl";
-  if (fp8comm_communicator_create(&alone, 0, 1, NULL, NULL, NULL) != FP8CORE_OK) return 1;
-  const fp8core_status status = fp8comm_communicator_use_device(alone, contexts[0], &options);
-  if (status == FP8CORE_ERROR_NOT_SUPPORTED) printf("without NCCL: %s\n", fp8core_last_error());
-  fp8comm_communicator_destroy(&alone);
-  return status != FP8CORE_ERROR_NOT_SUPPORTED;
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(arguments), cmocka_unit_test(paths_differ),       cmocka_unit_test(moves),
     cmocka_unit_test(fp8_sums),  cmocka_unit_test(streams_and_splits), cmocka_unit_test(reductions),
     cmocka_unit_test(failures),
   };
-  devices = fp8core_device_count(FP8CORE_DEVICE_CUDA);
-  if (devices == 0) {
-    printf("skipped: %s\n", fp8core_last_error());
-    return 77;
-  }
-  for (int i = 0; i < MOST_RANKS; i++) {
-    fp8core_context_options options = fp8core_context_options_default();
-    options.device.type = FP8CORE_DEVICE_CUDA;
-    options.device.index = i % devices;
-    if (fp8core_context_create(&contexts[i], &options) == FP8CORE_OK) continue;
-    printf("a context on device %d: %s\n", i % devices, fp8core_last_error());
-    return 1;
-  }
-  nccl = have_nccl();
+  const int opened = open_devices(contexts, MOST_RANKS, &devices);
+  if (opened != 0) return opened;
+  nccl = have_nccl(contexts[0]);
   if (nccl) paths[path_count++] = "nccl";
 #if defined(FP8_TEST_EMULATED)
   paths[path_count++] = "threads";

@@ -3,6 +3,7 @@
 // clipped all stages are alike. Ranks are threads, on as many GPUs as there are; in check_sharded_emulated CUDA and
 // NCCL are played, and, where device memory is not guarded, the transport takes it ("threads").
 #include "../comm/ranks.h"
+#include "devices.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -681,18 +682,6 @@ static void refused(void **unused) {
   run_ranks(2, 0, run_refused, NULL);
 }
 
-// NCCL may be missing, from the build or the machine, and then is not checked; whether it is there, with the reason.
-static int have_nccl(void) {
-  fp8comm_communicator *alone;
-  fp8comm_device_options options = fp8comm_device_options_default();
-  options.path = "nccl";
-  if (fp8comm_communicator_create(&alone, 0, 1, NULL, NULL, NULL) != FP8CORE_OK) return 1;
-  const fp8core_status status = fp8comm_communicator_use_device(alone, contexts[0], &options);
-  if (status == FP8CORE_ERROR_NOT_SUPPORTED) printf("without NCCL: %s\n", fp8core_last_error());
-  fp8comm_communicator_destroy(&alone);
-  return status != FP8CORE_ERROR_NOT_SUPPORTED;
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_stage), cmocka_unit_test(micro_batches_and_places),
@@ -700,20 +689,9 @@ int main(void) {
     cmocka_unit_test(clipped),     cmocka_unit_test(bytes_are_the_cpus),
     cmocka_unit_test(refused),
   };
-  devices = fp8core_device_count(FP8CORE_DEVICE_CUDA);
-  if (devices == 0) {
-    printf("skipped: %s\n", fp8core_last_error());
-    return 77;
-  }
-  for (int i = 0; i < MOST_RANKS; i++) {
-    fp8core_context_options options = fp8core_context_options_default();
-    options.device.type = FP8CORE_DEVICE_CUDA;
-    options.device.index = i % devices;
-    if (fp8core_context_create(&contexts[i], &options) == FP8CORE_OK) continue;
-    printf("a context on device %d: %s\n", i % devices, fp8core_last_error());
-    return 1;
-  }
-  if (have_nccl()) paths[path_count++] = "nccl";
+  const int opened = open_devices(contexts, MOST_RANKS, &devices);
+  if (opened != 0) return opened;
+  if (have_nccl(contexts[0])) paths[path_count++] = "nccl";
 #if defined(FP8_TEST_EMULATED)
   // It is the host that copies then.
   if (!getenv("FP8_FAKE_GUARD")) paths[path_count++] = "threads";

@@ -329,11 +329,10 @@ static int compare_settings(const run *now) {
   FILE *stream = open_memstream(&text, &length);
   if (stream) {
     fp8lm_train_settings_write(stream, settings, 0);
-    fprintf(
-      stream, " %s %s %d %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64,
-      settings->save ? settings->save : "", settings->load ? settings->load : "", fp8lm_train_zero_stage(settings),
-      settings->grad_reduce, settings->grad_scaling, settings->grad_delayed_scaling, settings->save_interval,
-      settings->keep_last, settings->exit_interval, settings->resume, settings->device);
+    fprintf(stream, " %s %s %d %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64,
+            settings->save ? settings->save : "", settings->load ? settings->load : "",
+            fp8lm_train_zero_stage(settings), settings->save_interval, settings->keep_last, settings->exit_interval,
+            settings->resume, settings->device);
   }
   if (!stream || fclose(stream) != 0) {
     free(text);
