@@ -1309,7 +1309,7 @@ typedef struct counted {
   int stage;
   int64_t told[4];
   int64_t states[4];
-  // Of the process.
+  // Of the process, by its first rank.
   int64_t allocated;
 } counted;
 
@@ -1330,7 +1330,7 @@ static void run_counted(fp8comm_communicator *communicator, void *data) {
     for (int i = 0; i < 4; i++) add(&r.m, p, 300 + p, 400, FP8CORE_E4M3, FP8CORE_E4M3);
   rank_ok(communicator, context_of(&context));
   rank_ok(communicator, fp8comm_barrier(communicator));
-  const int64_t before = allocated_bytes();
+  const int64_t before = rank == 0 ? allocated_bytes() : 0;
   rank_ok(communicator, fp8comm_barrier(communicator));
   rank_ok(communicator, CREATE());
   rank_ok(communicator, fp8comm_barrier(communicator));
@@ -1347,6 +1347,9 @@ static void run_counted(fp8comm_communicator *communicator, void *data) {
 static void memory_as_allocated(void **unused) {
   (void)unused;
   int64_t one = 0;
+  // Under a sanitizer, whose allocator counts nothing, this is the first that calls the C library's, which sets itself up on a
+  // first call without a lock and counts the thread of that call as the first of the process: not one that ends.
+  (void)allocated_bytes();
   for (int stage = 0; stage <= 3; stage++) {
     counted c;
     memset(&c, 0, sizeof(c));
@@ -1363,7 +1366,7 @@ static void memory_as_allocated(void **unused) {
     assert_int_equal(states, stage == 0 ? 4 * one : one);
     print_message("stage %d: %.2f MB told, %.2f MB allocated by 4 ranks of %.2f million parameters\n", stage,
                   1e-6 * (double)told, 1e-6 * (double)c.allocated, 1e-6 * (double)one / 5);
-    // A sanitizer's allocator counts nothing. Five large blocks a rank are aligned to 2 MiB.
+    // Nothing is counted of a sanitizer's allocator. Five large blocks a rank are aligned to 2 MiB.
     if (c.allocated == 0) continue;
     if ((double)told > 1.01 * (double)c.allocated || (double)c.allocated > 1.05 * (double)told + 4 * 5 * 2.1e6)
       fail_msg("stage %d: %lld bytes are told, %lld are allocated", stage, (long long)told, (long long)c.allocated);
