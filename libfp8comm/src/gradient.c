@@ -226,6 +226,21 @@ static fp8core_status convert(const gradient_slot *slot, void *out, fp8core_dtyp
   return fp8core_cast(slot->reducer->context, &options, &source, &target);
 }
 
+static int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride == 0 || tensor->dimensions < 2; }
+
+// The input's elements from `first` on, up to `elements` of them: as many as lie together.
+static fp8core_tensor input_part(const fp8comm_gradient_tensor *tensor, size_t first, size_t elements) {
+  const fp8core_tensor *input = &tensor->input;
+  const size_t row = is_dense(input) ? (size_t)tensor->elements : (size_t)input->shape[input->dimensions - 1];
+  const size_t stride = is_dense(input) ? row : (size_t)input->row_stride;
+  const size_t column = first % row;
+  fp8core_tensor part =
+    vector((unsigned char *)input->data + (first / row * stride + column) * fp8core_dtype_size(input->dtype),
+           input->dtype, minimum(row - column, elements));
+  part.scale_inverse = input->scale_inverse;
+  return part;
+}
+
 // The place in the bucket of the tensor that holds this element; one without elements holds none.
 static int64_t tensor_at(const gradient_slot *slot, size_t element) {
   int64_t low = 0, high = slot->bucket->count - 1;
@@ -438,8 +453,6 @@ static void build_exchange(gradient_slot *slot, const fp8comm_reducer *rule, voi
 
 // --- Error feedback ---
 
-static int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride == 0 || tensor->dimensions < 2; }
-
 // values += times * lost.
 static fp8core_status add_lost(const gradient_slot *slot, float *values, const uint16_t *lost, size_t elements,
                                float times) {
@@ -462,20 +475,14 @@ static fp8core_status note_lost(const gradient_slot *slot, uint16_t *lost, float
 // Elements of the input from `first` on, at most CHUNK, in FP32 in the chunk, with what was lost before.
 static fp8core_status correct(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t first,
                               size_t elements) {
-  const fp8core_tensor *input = &tensor->input;
-  const size_t element = fp8core_dtype_size(input->dtype);
-  const size_t row = is_dense(input) ? (size_t)tensor->elements : (size_t)input->shape[input->dimensions - 1];
-  const size_t stride = is_dense(input) ? row : (size_t)input->row_stride;
   fp8core_cast_options options = fp8core_cast_options_default();
   options.saturate = 0;
-  for (size_t done = 0, part; done < elements; done += part) {
-    const size_t column = (first + done) % row;
-    part = minimum(row - column, elements - done);
-    fp8core_tensor source =
-      vector((unsigned char *)input->data + ((first + done) / row * stride + column) * element, input->dtype, part);
+  for (size_t done = 0; done < elements;) {
+    const fp8core_tensor source = input_part(tensor, first + done, elements - done);
+    const size_t part = (size_t)source.shape[0];
     const fp8core_tensor target = vector(slot->chunk + done, FP8CORE_FP32, part);
-    source.scale_inverse = input->scale_inverse;
     FP8COMM_TRY(fp8core_cast(slot->reducer->context, &options, &source, &target));
+    done += part;
   }
   return add_lost(slot, slot->chunk, tensor->lost + first, elements, 1);
 }
@@ -596,25 +603,19 @@ static void choose_scale(gradient_slot *slot, int64_t index) {
 static fp8core_status quantise_range(const gradient_slot *slot, fp8comm_gradient_tensor *tensor, size_t first,
                                      size_t elements) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  const fp8core_tensor *input = &tensor->input;
-  const size_t element = fp8core_dtype_size(input->dtype);
-  const size_t row = is_dense(input) ? (size_t)tensor->elements : (size_t)input->shape[input->dimensions - 1];
-  const size_t stride = is_dense(input) ? row : (size_t)input->row_stride;
   fp8core_cast_statistics counted = {0, 0, 0, 0};
   fp8core_cast_options options = fp8core_cast_options_default();
   options.statistics = reducer->scaled ? &counted : NULL;
   // An infinity of a baseline stays one.
   options.saturate = reducer->scaled;
-  for (size_t done = 0, part; done < elements; done += part) {
-    const size_t column = (first + done) % row;
-    part = minimum(row - column, elements - done);
-    fp8core_tensor source =
-      vector((unsigned char *)input->data + ((first + done) / row * stride + column) * element, input->dtype, part);
+  for (size_t done = 0; done < elements;) {
+    const fp8core_tensor source = input_part(tensor, first + done, elements - done);
+    const size_t part = (size_t)source.shape[0];
     fp8core_tensor codes = vector(code_at(slot, tensor->offset + first + done), reducer->wire, part);
-    source.scale_inverse = input->scale_inverse;
     codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
     codes.amax = slot->expects ? &tensor->found_amax : NULL;
     FP8COMM_TRY(fp8core_cast(reducer->context, &options, &source, &codes));
+    done += part;
   }
   tensor->statistics.saturated_in_cast += counted.saturated;
   tensor->statistics.flushed_to_zero += counted.flushed_to_zero;
