@@ -1,4 +1,4 @@
-// What the files of the gradient all-reduce share.
+// What the gradient all-reduce lets its saved states see: tensors. gradient_internal.h has the rest.
 #ifndef FP8COMM_SRC_GRADIENT_H
 #define FP8COMM_SRC_GRADIENT_H
 

@@ -1,5 +1,5 @@
-// Error feedback of gradients on a GPU: what gradient.c does on the host, bit for bit, in one pass over the values for
-// their amax and one for their codes.
+// Error feedback of gradients on a GPU: what gradient_feedback.c does on the host, bit for bit, in one pass over the
+// values for their amax and one for their codes.
 #include "kernels.h"
 #include "rules.cuh"
 

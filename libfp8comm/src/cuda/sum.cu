@@ -1,4 +1,5 @@
-// The sum of a rank's part of a bucket, of the codes of all ranks: what gradient.c adds up on the host, bit for bit.
+// The sum of a rank's part of a bucket, of the codes of all ranks: what gradient_steps.c adds up on the host, bit for
+// bit.
 #include "kernels.h"
 #include "platform.cuh"
 
