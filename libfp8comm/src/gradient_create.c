@@ -184,18 +184,23 @@ static size_t lay_out(const fp8comm_gradient_reducer *reducer, gradient_slot *sl
     staging = maximum(staging, fp8comm_gradient_staging_bytes(slot, one));
   }
   const int snr = reducer->options.measure_snr;
+  // Where codes stay on the GPU, only records, and NaNs for it, are in the host's memory.
+  const int on_host = !reducer->direct;
   // What an owner's outputs on a GPU are cast from is a sum.
-  const int sums = !reducer->direct && (!reducer->keeps || (reducer->cuda && reducer->owned)) &&
-                   reducer->options.algorithm != FP8COMM_NATIVE;
+  const int sums =
+    on_host && (!reducer->keeps || (reducer->cuda && reducer->owned)) && reducer->options.algorithm != FP8COMM_NATIVE;
   const size_t ranks = (size_t)reducer->communicator->size;
   const int messages = !reducer->window;
-  slot->codes =
-    messages ? place(memory, &used, elements * reducer->element) : reducer->window->own + slot->window_offset;
+  // An owner's outputs in host memory are cast from as much.
+  const size_t chunk = reducer->keeps && reducer->owned && !reducer->cuda ? OWNER_CHUNK : CHUNK;
+  slot->codes = messages ? place(memory, &used, on_host ? elements * reducer->element : 0)
+                         : reducer->window->own + slot->window_offset;
   slot->received = messages && reducer->keeps ? place(memory, &used, (ranks - 1) * kept_stride(part)) : NULL;
   slot->sources = place(memory, &used, reducer->keeps ? ranks * sizeof(*slot->sources) : 0);
   slot->sum = place(memory, &used, sums ? part * sizeof(float) : 0);
-  slot->chunk = place(memory, &used, (reducer->keeps && reducer->owned ? OWNER_CHUNK : CHUNK) * sizeof(float));
-  slot->other_chunk = place(memory, &used, CHUNK * sizeof(float));
+  slot->chunk = place(memory, &used, on_host ? chunk * sizeof(float) : 0);
+  slot->other_chunk = place(memory, &used, on_host ? CHUNK * sizeof(float) : 0);
+  slot->nans = place(memory, &used, on_host ? 0 : minimum(elements, CHUNK) * reducer->element);
   slot->staging = place(memory, &used, staging);
   slot->amaxes = place(memory, &used, (tensors + 1) * sizeof(uint32_t));
   slot->counts = place(memory, &used, tensors * sizeof(counts_record));
@@ -230,8 +235,9 @@ static fp8core_status make_slot_on_device(fp8comm_gradient_reducer *reducer, gra
     slot->part_counts = calloc(ranks, sizeof(*slot->part_counts));
     if (!slot->part_counts)
       return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the parts of a bucket");
+    fill_with_nan(reducer, slot->nans, minimum(elements, CHUNK));
   }
-  reducer->memory_bytes += codes + values + sum + parts;
+  reducer->memory_bytes += codes + values + sum + parts + (reducer->direct ? ranks * sizeof(*slot->part_counts) : 0);
   return FP8CORE_OK;
 }
 
@@ -303,7 +309,7 @@ static fp8core_status make_on_device(fp8comm_gradient_reducer *reducer, fp8comm_
   memset(reducer->records, 0, bytes);
   FP8COMM_TRY(fp8core_alloc(reducer->device_context, bytes, &memory));
   reducer->device_records = memory;
-  reducer->memory_bytes += 2 * bytes;
+  reducer->memory_bytes += 2 * bytes + fp8core_context_workspace_bytes(reducer->device_context);
   return FP8CORE_OK;
 }
 
@@ -404,7 +410,7 @@ fp8core_status fp8comm_gradient_create(fp8comm_gradient_reducer **reducer, fp8co
   made->direct = cuda && fp8comm_device_is_direct(communicator) && communicator->size > 1 &&
                  options.algorithm == FP8COMM_TWO_SHOT && !options.measure_snr;
   // Errors of means need the sums.
-  made->keeps = options.algorithm == FP8COMM_TWO_SHOT && !options.error_feedback &&
+  made->keeps = options.algorithm == FP8COMM_TWO_SHOT && !made->direct && !options.error_feedback &&
                 (!made->owned || communicator->size <= KEPT_RANKS);
   made->tries = made->keeps && options.delayed_scaling && !options.measure_snr && !cuda;
   made->tensor_count = tensors;

@@ -302,7 +302,22 @@ fp8core_status fp8comm_gradient_requantise_on_device(void *data) {
   return FP8CORE_OK;
 }
 
-// The means, or an owner's means and sums, and their scales; where those are on the GPU, the NaNs that were filled in.
+// The codes of a mean that is not finite.
+static fp8core_status upload_nans(gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
+  const size_t elements = (size_t)tensor->elements;
+  unsigned char *codes = device_code_at(slot, tensor->offset);
+  size_t done = minimum(elements, CHUNK);
+  FP8COMM_TRY(copy(slot, codes, slot->nans, done * slot->reducer->element));
+  // What is there already, once more: few copies, of whatever size the tensor is.
+  while (done < elements) {
+    const size_t part = minimum(done, elements - done);
+    FP8COMM_TRY(copy(slot, codes + done * slot->reducer->element, codes, part * slot->reducer->element));
+    done += part;
+  }
+  return FP8CORE_OK;
+}
+
+// The means, or an owner's means and sums, and their scales; where those are on the GPU already, NaNs.
 static fp8core_status upload_means(gradient_slot *slot) {
   const fp8comm_gradient_reducer *reducer = slot->reducer;
   const size_t first = reducer->owned ? own_begin(slot) : 0;
@@ -318,27 +333,15 @@ static fp8core_status upload_means(gradient_slot *slot) {
   }
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    if (!tensor->statistics.nonfinite || !is_for(reducer, tensor)) continue;
-    FP8COMM_TRY(copy(slot, device_code_at(slot, tensor->offset), code_at(slot, tensor->offset),
-                     (size_t)tensor->elements * reducer->element));
+    if (tensor->statistics.nonfinite && is_for(reducer, tensor)) FP8COMM_TRY(upload_nans(slot, tensor));
   }
   return FP8CORE_OK;
-}
-
-static void fill_with_nan(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor) {
-  const uint32_t nan = fp8core_encode(slot->reducer->wire, NAN, 1);
-  for (int64_t j = 0; j < tensor->elements; j++)
-    memcpy(code_at(slot, tensor->offset + (size_t)j), &nan, slot->reducer->element);
 }
 
 // What unpack() and deliver() do.
 fp8core_status fp8comm_gradient_unpack_on_device(void *data) {
   gradient_slot *slot = data;
   const fp8comm_gradient_reducer *reducer = slot->reducer;
-  for (int64_t i = 0; i < slot->bucket->count; i++) {
-    const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
-    if (tensor->statistics.nonfinite && is_for(reducer, tensor)) fill_with_nan(slot, tensor);
-  }
   FP8COMM_TRY(upload_means(slot));
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     const fp8comm_gradient_tensor *tensor = tensor_of(slot, i);

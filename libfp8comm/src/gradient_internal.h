@@ -2,6 +2,9 @@
 #ifndef FP8COMM_SRC_GRADIENT_INTERNAL_H
 #define FP8COMM_SRC_GRADIENT_INTERNAL_H
 
+#include <math.h>
+#include <string.h>
+
 #include "cpu/sum.h"
 #include "device.h"
 #include "gradient.h"
@@ -70,8 +73,8 @@ typedef struct gradient_slot {
   // How often contributions were exchanged.
   int exchanges;
   unsigned char *memory;
-  // The bucket as it travels; then the mean. Where ranks read each other's, in the window, `window_offset` bytes from
-  // its beginning, and of the mean this rank's part only.
+  // The bucket as it travels by the host; then the mean. Where ranks read each other's, in the window, `window_offset`
+  // bytes from its beginning, and of the mean this rank's part only.
   unsigned char *codes;
   size_t window_offset;
   // Of this rank's part, one of the two: what the other ranks contributed, each `stride` elements behind the one
@@ -98,6 +101,8 @@ typedef struct gradient_slot {
   // takes them from rank to rank.
   unsigned char *device_parts;
   int64_t *part_counts;
+  // The same: NaNs, page-locked; as many as the largest bucket has elements, up to CHUNK.
+  unsigned char *nans;
   fp8comm_collective exchange;
   fp8comm_collective gather;
   fp8comm_reducer sum_rule;
@@ -114,7 +119,8 @@ struct fp8comm_gradient_reducer {
   // Of an element on the wire.
   size_t element;
   int scaled;
-  // Whether contributions are kept until the scale of the mean is known, rather than added up as they come.
+  // Whether contributions are kept, on the host, until the scale of the mean is known, rather than added up as they
+  // come.
   int keeps;
   // Whether scales are tried before amaxes are known.
   int tries;
@@ -220,6 +226,11 @@ static inline fp8core_tensor input_part(const fp8comm_gradient_tensor *tensor, s
            input->dtype, minimum(row - column, elements));
   part.scale_inverse = input->scale_inverse;
   return part;
+}
+
+static inline void fill_with_nan(const fp8comm_gradient_reducer *reducer, unsigned char *codes, size_t elements) {
+  const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
+  for (size_t i = 0; i < elements; i++) memcpy(codes + i * reducer->element, &nan, reducer->element);
 }
 
 // What one tensor has of the elements from `begin` to `end`: *from and the number.

@@ -84,7 +84,8 @@ size_t fp8comm_gradient_staging_bytes(const gradient_slot *slot, const gradient_
   const fp8comm_communicator *communicator = reducer->communicator;
   const size_t count_of = (size_t)bucket->count;
   size_t bytes = 0;
-  if (!reducer->keeps) bytes = fp8comm_reduce_scatter_bytes(communicator, &bucket->parts, &slot->sum_rule);
+  if (!reducer->keeps && !reducer->direct)
+    bytes = fp8comm_reduce_scatter_bytes(communicator, &bucket->parts, &slot->sum_rule);
   bytes = maximum(bytes, exchange_bytes(communicator, &bits_rule, count_of + 1));
   bytes = maximum(bytes, exchange_bytes(communicator, &counts_rule, count_of));
   if (!reducer->options.measure_snr) return bytes;

@@ -381,10 +381,7 @@ fp8core_status fp8comm_gradient_requantise(void *data) {
     tensor->output_scale_inverse = tensor->mean_scale_inverse;
     size_t from;
     const size_t elements = overlap(tensor, begin, end, &from);
-    if (statistics->nonfinite && !reducer->direct) {
-      const uint32_t nan = fp8core_encode(reducer->wire, NAN, 1);
-      for (size_t j = 0; j < elements; j++) memcpy(code_at(slot, from + j), &nan, reducer->element);
-    }
+    if (statistics->nonfinite && !reducer->direct) fill_with_nan(reducer, code_at(slot, from), elements);
     if (elements == 0 || native || statistics->nonfinite || !is_requantised(reducer, tensor) || reducer->direct ||
         slot->expects)
       continue;

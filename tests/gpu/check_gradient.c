@@ -331,8 +331,107 @@ static void same_as_on_the_cpu(void **unused) {
   }
 }
 
+#if defined(FP8_TEST_EMULATED)
+
+typedef struct room_case {
+  const char *path;
+  int owners;
+  int feedback;
+} room_case;
+
+#  define ROOM_RANKS 3
+
+// A step of a tensor with a NaN, which is more than is filled with NaNs at once, and of one without, which lies behind
+// it: the mean of the one is NaNs, and the other's is not touched by them.
+static void check_nans(fp8comm_communicator *communicator, fp8core_context *context, fp8comm_gradient_reducer *reducer,
+                       const int64_t *elements, const int *owners) {
+  const int rank = fp8comm_communicator_rank(communicator);
+  fp8comm_gradient_result result;
+  fp8core_tensor tensors[2];
+  float *values[2];
+  for (int i = 0; i < 2; i++) {
+    void *memory;
+    values[i] = calloc((size_t)elements[i], sizeof(**values));
+    rank_check(communicator, values[i], "no memory");
+    for (int64_t j = 0; j < elements[i]; j++) values[i][j] = (float)(rank + 1);
+    if (i == 0 && rank == 1) values[i][77] = NAN;
+    rank_ok(communicator, fp8core_alloc(context, (size_t)elements[i] * sizeof(**values), &memory));
+    rank_ok(communicator, fp8core_copy(context, memory, values[i], (size_t)elements[i] * sizeof(**values)));
+    tensors[i] = fp8core_tensor_create(memory, FP8CORE_FP32, 1, &elements[i]);
+    tensors[i].device = fp8core_context_device(context);
+  }
+  rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, tensors, tensors, &result));
+  rank_check(communicator, result.nonfinite_tensors == 1 && result.nonfinite_rank == 1, "%lld tensors of rank %d",
+             (long long)result.nonfinite_tensors, result.nonfinite_rank);
+  for (int i = 0; i < 2; i++) {
+    rank_ok(communicator, fp8core_copy(context, values[i], tensors[i].data, (size_t)elements[i] * sizeof(**values)));
+    for (int64_t j = 0; j < elements[i] && (!owners || owners[i] == rank); j++)
+      rank_check(communicator, i == 0 ? isnan(values[i][j]) : fabsf(values[i][j] - 2.0f) < 0.2f,
+                 "element %lld of mean %d is %g", (long long)j, i, (double)values[i][j]);
+    rank_ok(communicator, fp8core_free(context, tensors[i].data));
+    free(values[i]);
+  }
+}
+
+// What a reducer says that it holds is what it has allocated, beside a few tables of the host's. Where codes stay on
+// the GPU, next to nothing of it is page-locked; elsewhere the codes, contributions or sums, and what is cast at once.
+static void check_room(fp8comm_communicator *communicator, void *data) {
+  static const int64_t elements[2] = {50001, 20003};
+  static const int owners[2] = {0, 1};
+  const room_case *one = data;
+  const int rank = fp8comm_communicator_rank(communicator), direct = strcmp(one->path, "staged") != 0;
+  const double all = (double)(elements[0] + elements[1]), tables = 8192 * ROOM_RANKS;
+  fp8core_context *context = contexts[rank];
+  fp8comm_gradient_reducer *reducer;
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_device_options device = fp8comm_device_options_default();
+  unsigned long long before[2];
+  double held[2], told;
+  options.error_feedback = one->feedback;
+  if (one->owners) options.owners = owners;
+  device.path = one->path;
+  if (strcmp(one->path, "threads") == 0) aware_make(communicator);
+  rank_ok(communicator, fp8comm_communicator_use_device(communicator, context, &device));
+  // No rank allocates anything while another looks.
+  rank_ok(communicator, fp8comm_barrier(communicator));
+  for (int i = 0; i < 2; i++) before[i] = fake_held_bytes(i);
+  rank_ok(communicator, fp8comm_barrier(communicator));
+  rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 2, elements, &options));
+  told = (double)fp8comm_gradient_memory_bytes(reducer);
+  rank_ok(communicator, fp8comm_all_reduce(communicator, &told, &told, 1, FP8COMM_FP64, FP8COMM_SUM));
+  for (int i = 0; i < 2; i++) held[i] = (double)(fake_held_bytes(i) - before[i]);
+  rank_ok(communicator, fp8comm_barrier(communicator));
+  // Of error feedback the errors of means are in other host memory where sums are.
+  const double errors = one->feedback && !direct ? 2 * all : 0;
+  rank_check(communicator, held[0] + held[1] + errors <= told && told <= held[0] + held[1] + errors + tables,
+             "%s: %g bytes are told of, %g are on the GPUs, %g page-locked", one->path, told, held[0], held[1]);
+  const double most = direct ? 32768 * ROOM_RANKS : (all + 262144) * ROOM_RANKS + all * (ROOM_RANKS - 1 + 4);
+  // Contributions that are not kept wait in pieces.
+  rank_check(communicator, held[1] < most || (one->feedback && !direct),
+             "%s: %g bytes are page-locked, expected less than %g", one->path, held[1], most);
+  check_nans(communicator, context, reducer, elements, one->owners ? owners : NULL);
+  fp8comm_gradient_destroy(&reducer);
+}
+
+static void only_what_is_used(void **unused) {
+  (void)unused;
+  for (size_t p = 0; p < path_count; p++) {
+    for (int way = 0; way < 4; way++) {
+      room_case one = {paths[p], way % 2, way / 2};
+      run_ranks(ROOM_RANKS, 0, check_room, &one);
+    }
+  }
+}
+
+#endif
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(same_as_on_the_cpu)};
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(same_as_on_the_cpu),
+#if defined(FP8_TEST_EMULATED)
+    cmocka_unit_test(only_what_is_used),
+#endif
+  };
   const int opened = open_devices(contexts, MOST_RANKS, &devices);
   if (opened != 0) return opened;
   if (have_nccl(contexts[0])) paths[path_count++] = "nccl";

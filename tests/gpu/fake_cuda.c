@@ -156,6 +156,14 @@ static size_t remove_range(const void *pointer) {
   return bytes;
 }
 
+unsigned long long fake_held_bytes(int page_locked) {
+  unsigned long long bytes = 0;
+  (void)pthread_mutex_lock(&ranges_lock);
+  for (const range *one = ranges; one; one = one->next) bytes += one->page_locked == page_locked ? one->bytes : 0;
+  (void)pthread_mutex_unlock(&ranges_lock);
+  return bytes;
+}
+
 static int find_range(const void *pointer, range *found) {
   const unsigned char *at = pointer;
   (void)pthread_mutex_lock(&ranges_lock);

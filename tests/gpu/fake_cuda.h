@@ -18,6 +18,8 @@ void fake_work_release(fake_work *work);
 
 // Bytes that copies have moved between page-locked host memory and elsewhere, so far, of all threads.
 unsigned long long fake_page_locked_bytes(void);
+// Bytes of memory that is allocated now, of all threads: page-locked, or of all devices.
+unsigned long long fake_held_bytes(int page_locked);
 #endif
 
 // Does what a stream was given and has not done: before kernels, which run at once.

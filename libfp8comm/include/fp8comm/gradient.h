@@ -164,8 +164,9 @@ typedef struct fp8comm_gradient_reducer fp8comm_gradient_reducer;
  * \param communicator, context must outlive the reducer. A CPU's context does casts and sums with its threads. One of a
  *        CUDA device must be that of fp8comm_communicator_use_device(). Then the memory on the host is page-locked, and
  *        the device holds for each bucket in flight the bytes of the largest one: twice those where codes stay on the
- *        GPU; 4 an element more of this rank's part then or with \p owners, of all with \p measure_snr. Sums on the
- *        host are done by as many threads as a CPU context has by default.
+ *        GPU, of which the host holds nothing then but records of tensors and 16 KiB; 4 an element more of this rank's
+ *        part then or with \p owners, of all with \p measure_snr. Sums on the host are done by as many threads as a CPU
+ *        context has by default.
  * \param tensors at least 1.
  * \param elements of each tensor, at least 0; read during the call.
  * \param options NULL for the defaults.
