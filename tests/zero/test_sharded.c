@@ -1348,7 +1348,8 @@ static void memory_as_allocated(void **unused) {
   (void)unused;
   int64_t one = 0;
   // Under a sanitizer, whose allocator counts nothing, this is the first that calls the C library's, which sets itself
-  // up on a first call without a lock and counts the thread of that call as the first of the process: not one that ends.
+  // up on a first call without a lock and counts the thread of that call as the first of the process: not one that
+  // ends.
   (void)allocated_bytes();
   for (int stage = 0; stage <= 3; stage++) {
     counted c;
