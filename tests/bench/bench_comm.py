@@ -18,12 +18,15 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multirank"))
+from ranks import Process, finish, free_port, running
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "268435456"}
 NAMESPACES = ("fp8bench0", "fp8bench1")
@@ -31,30 +34,12 @@ ADDRESSES = ("10.98.77.1", "10.98.77.2")
 LIMIT_SECONDS = 600
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def run_all(commands, environments):
-    """Runs the commands side by side, the last one first; the output of the first."""
-    processes = []
-    try:
-        for command, environment in reversed(list(zip(commands, environments))):
-            processes.append(subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE,
-                                              stderr=subprocess.PIPE, text=True))
-        first = processes[-1]
-        output, errors = first.communicate(timeout=LIMIT_SECONDS)
-        for process in processes[:-1]:
-            errors += process.communicate(timeout=LIMIT_SECONDS)[1]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-    if any(process.returncode for process in processes):
-        raise RuntimeError(f"{' '.join(commands[0])} failed: {errors.strip()[-2000:]}")
-    return output
+def output_of(started):
+    """Of the first of those that were started."""
+    ends = finish(started, LIMIT_SECONDS)
+    if any(code for code, _, _ in ends):
+        raise RuntimeError(f"{started[0].name} failed")
+    return ends[0][1]
 
 
 def median_of(output, pattern=r"median ([0-9.]+)"):
@@ -90,10 +75,10 @@ class Shared:
         options = self.options
         program = os.path.join(options.build, "tests/bench/bench_allreduce")
         command = [program, algorithm, str(options.elements), str(options.repeats), "1", *more]
-        common = {"WORLD_SIZE": "2", "MASTER_ADDR": self.address(), "MASTER_PORT": str(free_port()),
-                  "FP8COMM_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1"}
-        return run_all([self.prefix(rank) + command for rank in range(2)],
-                       [{**common, "RANK": str(rank), **self.ucx(rank)} for rank in range(2)])
+        with running([self.prefix(rank) + command for rank in range(2)], host=self.address(), port=free_port(),
+                     settings={rank: self.ucx(rank) for rank in range(2)}, FP8COMM_SECRET=secrets.token_hex(16),
+                     OMP_NUM_THREADS=1) as started:
+            return output_of(started)
 
     def address(self):
         return "127.0.0.1"
@@ -103,24 +88,24 @@ class Shared:
 
     def mpi(self):
         options = self.options
-        return run_all([self.favoured() + ["mpirun", "--allow-run-as-root", "-n", "2", "--bind-to", "core",
-                                    os.path.join(options.build, "tests/bench/bench_mpi"), str(options.elements),
-                                    str(options.repeats)]], [KEEP_MEMORY])
+        return self.launched(self.favoured() + ["mpirun", "--allow-run-as-root", "-n", "2", "--bind-to", "core",
+                                                os.path.join(options.build, "tests/bench/bench_mpi"), options.elements,
+                                                options.repeats])
+
+    @staticmethod
+    def launched(command):
+        with Process(command, launcher=True, **KEEP_MEMORY) as started:
+            return output_of([started])
 
     def bandwidth(self):
         """GB/s of ucx_perftest's 64 MiB messages."""
-        port = str(free_port())
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        server = subprocess.Popen(self.prefix(0) + ["ucx_perftest", "-p", port],
-                                  env={**os.environ, **self.ucx(0)}, **quiet)
-        try:
+        port = free_port()
+        with Process(self.prefix(0) + ["ucx_perftest", "-p", port], **self.ucx(0)) as server:
             time.sleep(1)
-            output = run_all([self.prefix(1) + ["ucx_perftest", self.address(), "-p", port, "-t", "tag_bw", "-s",
-                                                "67108864", "-n", "10", "-w", "2"]], [self.ucx(1)])
-            server.wait(timeout=LIMIT_SECONDS)
-        finally:
-            if server.poll() is None:
-                server.kill()
+            with Process(self.prefix(1) + ["ucx_perftest", self.address(), "-p", port, "-t", "tag_bw", "-s", "67108864",
+                                           "-n", "10", "-w", "2"], **self.ucx(1)) as client:
+                output = output_of([client])
+            server.finish(LIMIT_SECONDS)
         final = [line.split() for line in output.splitlines() if line.startswith("Final:")][-1]
         # Iterations, percentile, two latencies, then the average and overall bandwidth in MiB/s.
         return float(final[6]) * (1 << 20) * 1e-9
@@ -195,7 +180,7 @@ class Network(Shared):
                    "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", network, "--mca",
                    "oob_tcp_if_include", network, *keep,
                    os.path.join(options.build, "tests/bench/bench_mpi"), str(options.elements), str(options.repeats)]
-        return run_all([command], [KEEP_MEMORY])
+        return self.launched(command)
 
 
 def main():

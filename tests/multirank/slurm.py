@@ -1,7 +1,6 @@
 """A Slurm of one node for the time of a test: munged, slurmctld and slurmd of the user who runs it, in a folder that is
 removed afterwards, listening on loopback. Nothing of a Slurm that the machine may have is read or touched."""
 import contextlib
-import ctypes
 import os
 import pwd
 import re
@@ -11,6 +10,8 @@ import socket
 import subprocess
 import tempfile
 import time
+
+from ranks import end_with_parent, free_ports
 
 PATIENCE = 60
 # Debian's folder of daemons is not in every user's PATH.
@@ -52,22 +53,6 @@ class Missing(Exception):
     """Why there is no Slurm here that runs."""
 
 
-def free_ports(count):
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(('127.0.0.1', 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
-def end_with_parent():
-    """In a child: also where this program is killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)    # PR_SET_PDEATHSIG
-
-
 def stop(processes):
     """The last that was started first; none outlives this."""
     for one in reversed(processes):
@@ -98,7 +83,8 @@ def one_node():
         log = open(os.path.join(folder, name + '.log'), 'w+')
         logs.append(log)
         started.append(subprocess.Popen([programs[name], *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                        preexec_fn=end_with_parent, env={**environment, 'SLURM_CONF': f'{folder}/slurm.conf'}))
+                                        preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+                                        env={**environment, 'SLURM_CONF': f'{folder}/slurm.conf'}))
 
     def ask(name, *arguments):
         return subprocess.run([programs[name], *arguments], env={**os.environ, 'SLURM_CONF': f'{folder}/slurm.conf'}, timeout=PATIENCE,

@@ -10,60 +10,24 @@ fewer than ranks. Needs nothing but Python's own library. Tests without a GPU pu
 import json
 import os
 import random
-import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multirank"))
+from ranks import end_in_order, finish, running
+
 FP8LM = os.path.abspath(sys.argv[1])
-# None of a launcher around this test.
-CLEANED = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)|FP8COMM_.*|PMIX_.*|OMPI_.*|MPI_LOCALRANKID|"
-                     r"TORCHELASTIC_.*|UCX_.*|SLURM_.*)$")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not CLEANED.match(name)}
-EMULATED = "FP8_FAKE_DEVICES" in ENVIRONMENT
+EMULATED = "FP8_FAKE_DEVICES" in os.environ
 # How far a loss on CUDA may be from the CPU's: by the order of sums, and by roundings that it moves.
 BOUNDS = {"fp32": 1e-5, "bf16": 5e-3, "fp8-o2": 2e-2}
 RANKS = 2
 TINY = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "16", "--threads", "1",
         "--micro-batch-size", "1", "--log-interval", "1", "--data-path", "t", "--lr", "3e-3"]
 WORDS = "the sun rose over a quiet hill and all who saw it sang of bread water stone light and rain".split()
-PATIENCE = 300
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def start(ranks, arguments, cwd, settings):
-    port = free_port()
-    started = []
-    for rank in range(ranks):
-        variables = dict(ENVIRONMENT)
-        if ranks > 1:
-            variables.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        variables.update(settings.get(rank, {}))
-        started.append(subprocess.Popen([FP8LM, "train", *map(str, arguments)], cwd=cwd, env=variables, text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    return started
-
-
-def finish(started):
-    ends = []
-    try:
-        for one in started:
-            out, errors = one.communicate(timeout=PATIENCE)
-            ends.append((one.returncode, out, errors))
-    finally:
-        for one in started:
-            if one.poll() is None:
-                one.kill()
-                one.communicate()
-    return ends
 
 
 class CudaRanks(unittest.TestCase):
@@ -75,8 +39,9 @@ class CudaRanks(unittest.TestCase):
             file.write(" ".join(draw.choice(WORDS) for _ in range(4000)))
         subprocess.run([FP8LM, "data", "tokenize", "--output-prefix", "t", "--val-fraction", "0.1", "text.txt"],
                        cwd=cls.folder, check=True, capture_output=True)
-        ends = finish(start(2, [*TINY, "--train-iters", "1", "--eval-interval", "0", "--device", "cpu",
-                                "--global-batch-size", "2"], cls.folder, {}))
+        with cls.start(2, *TINY, "--train-iters", "1", "--eval-interval", "0", "--device", "cpu", "--global-batch-size",
+                       "2") as started:
+            ends = finish(started)
         if any("no transport" in errors for _, _, errors in ends):
             print("fp8lm has no transport between processes: skipped")
             sys.exit(77)
@@ -85,14 +50,20 @@ class CudaRanks(unittest.TestCase):
     def tearDownClass(cls):
         shutil.rmtree(cls.folder)
 
+    @classmethod
+    def start(cls, ranks, *arguments, settings=None):
+        """Settings are variables of single ranks."""
+        return running([[FP8LM, "train", *arguments]] * ranks, [cls.folder] * ranks, settings=settings)
+
     def train(self, save, *arguments, ranks=RANKS, device="cuda", expect=0, settings=None, base=TINY):
-        ends = finish(start(ranks, [*base, "--device", device, "--save", save, *arguments], self.folder, settings or {}))
-        for code, _, _ in ends:
-            self.assertEqual(code, expect, "\n".join(map(str, ends)))
-        if expect == 0:
-            # Rank 0 speaks for all.
-            for _, out, errors in ends[1:]:
-                self.assertEqual((out, errors), ("", ""))
+        with self.start(ranks, *base, "--device", device, "--save", save, *arguments, settings=settings) as started:
+            ends = finish(started)
+            for code, _, _ in ends:
+                self.assertEqual(code, expect)
+            if expect == 0:
+                # Rank 0 speaks for all.
+                for _, out, errors in ends[1:]:
+                    self.assertEqual((out, errors), ("", ""))
         return ends
 
     def events(self, save, kind):
@@ -209,6 +180,7 @@ class CudaRanks(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    end_in_order()
     done = subprocess.run([FP8LM, "bench", "core", "--device", "cuda:0", "--list"], capture_output=True, text=True)
     if done.returncode != 0:
         print("skipped:", done.stderr.strip())

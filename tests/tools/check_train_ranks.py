@@ -9,10 +9,8 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -24,50 +22,12 @@ import zlib
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multirank"))
 import slurm
+from ranks import PATIENCE, Process, clean_environment, end_in_order, finish, free_port, running
 
 FP8LM = os.path.abspath(sys.argv[1])
-# None of a launcher around this test.
-CLEANED = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)|FP8COMM_.*|PMIX_.*|OMPI_.*|TORCHELASTIC_.*|UCX_.*|SLURM_.*)$")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not CLEANED.match(name)}
-ENVIRONMENT.setdefault("LSAN_OPTIONS", "print_suppressions=0:suppressions=" + os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multirank", "lsan.supp"))
 TINY = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "32", "--threads", "1",
         "--log-interval", "5", "--data-path", "t", "--save-interval", "0", "--eval-interval", "0"]
 WORDS = "the sun rose over a quiet hill and all who saw it sang of bread water stone light and rain".split()
-PATIENCE = 120
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def start(ranks, arguments, cwd, settings=None, folders=None):
-    port = free_port()
-    started = []
-    for rank in range(ranks):
-        variables = dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
-                         MASTER_PORT=str(port)) if ranks > 1 else ENVIRONMENT
-        own = (settings or {}).get(rank, [])
-        started.append(subprocess.Popen([FP8LM, "train", *map(str, [*arguments, *own])],
-                                        cwd=(folders or {}).get(rank, cwd), env=variables, text=True, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE))
-    return started
-
-
-def finish(started, patience=PATIENCE):
-    ends = []
-    try:
-        for one in started:
-            out, errors = one.communicate(timeout=patience)
-            ends.append((one.returncode, out, errors))
-    finally:
-        for one in started:
-            if one.poll() is None:
-                one.kill()
-                one.communicate()
-    return ends
 
 
 def read(path):
@@ -110,7 +70,8 @@ class Ranks(unittest.TestCase):
             file.write(" ".join(draw.choice(WORDS) for _ in range(8000)))
         subprocess.run([FP8LM, "data", "tokenize", "--output-prefix", "t", "--val-fraction", "0.1", "text.txt"],
                        cwd=cls.folder, check=True, capture_output=True)
-        ends = finish(start(2, [*TINY, "--train-iters", "1"], cls.folder))
+        with cls.start(2, *TINY, "--train-iters", "1") as started:
+            ends = finish(started)
         if any("no transport" in errors for _, _, errors in ends):
             print("fp8lm has no transport between processes: skipped")
             sys.exit(77)
@@ -122,14 +83,21 @@ class Ranks(unittest.TestCase):
     def path(self, *names):
         return os.path.join(self.folder, *names)
 
-    def train(self, ranks, *arguments, expect=0, settings=None, base=TINY, folders=None):
-        ends = finish(start(ranks, [*base, *arguments], self.folder, settings, folders))
-        for code, out, errors in ends:
-            self.assertEqual(code, expect, "\n".join(map(str, ends)))
-        if expect == 0:
-            # Rank 0 speaks for all.
-            for _, out, errors in ends[1:]:
-                self.assertEqual((out, errors), ("", ""))
+    @classmethod
+    def start(cls, ranks, *arguments, settings=None, folders=None):
+        """Settings are further arguments of single ranks."""
+        return running([[FP8LM, "train", *arguments, *(settings or {}).get(rank, [])] for rank in range(ranks)],
+                       folders or [cls.folder] * ranks)
+
+    def train(self, ranks, *arguments, expect=0, base=TINY, **more):
+        with self.start(ranks, *base, *arguments, **more) as started:
+            ends = finish(started)
+            for code, _, _ in ends:
+                self.assertEqual(code, expect)
+            if expect == 0:
+                # Rank 0 speaks for all.
+                for _, out, errors in ends[1:]:
+                    self.assertEqual((out, errors), ("", ""))
         return ends
 
     def events(self, name, kind):
@@ -315,14 +283,14 @@ class Ranks(unittest.TestCase):
         """A run that a launcher starts, with as many ranks as it was told, and losses as of ranks by hand."""
         shape = ["--precision", "fp8-o3", "--zero-stage", "2", "--train-iters", "4", "--global-batch-size", "4",
                  "--log-interval", "2"]
-        done = subprocess.run([*command, FP8LM, "train", *TINY, *shape, "--data-parallel-size", ranks, "--save", name],
-                              cwd=self.folder, env=dict(ENVIRONMENT, **settings), capture_output=True, text=True,
-                              timeout=PATIENCE)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual(done.stdout.count("%s ranks over ucx, ZeRO stage 2" % ranks), 1, done.stdout)
+        with Process([*command, FP8LM, "train", *TINY, *shape, "--data-parallel-size", ranks, "--save", name],
+                     self.folder, launcher=True, **settings) as launcher:
+            code, out, errors = launcher.finish()
+        self.assertEqual(code, 0, out + errors)
+        self.assertEqual(out.count("%s ranks over ucx, ZeRO stage 2" % ranks), 1, out)
         # Lines, no bar.
-        self.assertIn("step 4/4  loss ", done.stdout)
-        self.assertNotIn("\x1b", done.stdout)
+        self.assertIn("step 4/4  loss ", out)
+        self.assertNotIn("\x1b", out)
         self.assertEqual(self.events(name, "start")[0]["ranks"], int(ranks))
         self.train(int(ranks), *shape, "--save", name + "-by-hand")
         self.assertEqual(self.losses(name), self.losses(name + "-by-hand"))
@@ -333,9 +301,10 @@ class Ranks(unittest.TestCase):
         version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
         flags = ["--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])] if "Open MPI" in version else []
         command = ["mpirun", *flags, "-n"]
-        probe = subprocess.run([*command, "1", "env"], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
-        if "PMIX_RANK=" not in probe.stdout:
-            self.skipTest("this mpirun offers no PMIx: " + probe.stderr.strip()[:300])
+        with Process([*command, "1", "env"], launcher=True) as probe:
+            _, variables, errors = probe.finish()
+        if "PMIX_RANK=" not in variables:
+            self.skipTest("this mpirun offers no PMIx: " + errors.strip()[:300])
         self.launched_with_pmix("mpirun", [*command, "2"], OMPI_MCA_hwloc_base_binding_policy="none")
 
     def launched_with_pmix(self, *arguments, **settings):
@@ -375,28 +344,14 @@ class Ranks(unittest.TestCase):
         # A rank other than 0 that cannot write: all say so, and nothing is left but what was there.
         arguments = [*TINY, "--precision", "fp8-o3", "--global-batch-size", "4", "--train-iters", "4", "--save", "full",
                      "--save-interval", "2"]
-        started = start(2, arguments, self.folder)
-        while not os.path.exists(self.path("full", "step-00000002")):
-            time.sleep(0.02)
-            self.assertTrue(all(one.poll() is None for one in started) or
-                            os.path.exists(self.path("full", "step-00000002")))
-        ends = finish(started)
-        self.assertEqual([code for code, _, _ in ends], [0, 0])
+        self.train(2, *arguments, base=[])
+        self.assertTrue(os.path.exists(self.path("full", "step-00000002")))
         shutil.rmtree(self.path("full"))
-        port = free_port()
-        started = []
-        for rank in range(2):
-            # Shared memory is files, too.
-            variables = dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                             UCX_TLS="tcp")
-            limit = None
-            if rank == 1:
-                def limit():
-                    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-            started.append(subprocess.Popen([FP8LM, "train", *arguments], cwd=self.folder, env=variables, text=True,
-                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit))
-        ends = finish(started)
+        limited = ["sh", "-c", "ulimit -f 10; exec \"$@\"", "sh"]
+        command = [FP8LM, "train", *arguments]
+        # Shared memory is files, too.
+        with running([command, limited + command], [self.folder] * 2, UCX_TLS="tcp") as started:
+            ends = finish(started)
         self.assertEqual([code for code, _, _ in ends], [1, 1], ends)
         self.assertIn("could not be written", ends[0][2])
         self.assertIn("rank 1 failed", ends[0][2])
@@ -406,20 +361,18 @@ class Ranks(unittest.TestCase):
     def test_killed_rank(self):
         for victim in 0, 1, 2:
             name = "kill-%d" % victim
-            started = start(3, [*TINY, "--precision", "fp8-o3", "--global-batch-size", "6", "--train-iters", "1000000",
-                                "--save", name, "--save-interval", "5", "--distributed-timeout-minutes", "0.1"],
-                            self.folder)
-            deadline = time.monotonic() + PATIENCE
-            # Checkpoints come and go: any will do.
-            while time.monotonic() < deadline and not (os.path.isdir(self.path(name)) and any(
-                    re.fullmatch(r"step-\d+", entry) for entry in os.listdir(self.path(name)))):
-                time.sleep(0.05)
-            started[victim].kill()
-            ends = finish(started)
-            for rank, (code, _, errors) in enumerate(ends):
-                self.assertEqual(code, -signal.SIGKILL if rank == victim else 1, ends)
-                if rank != victim:
-                    self.assertIn("rank %d" % victim, errors)
+            with self.start(3, *TINY, "--precision", "fp8-o3", "--global-batch-size", "6", "--train-iters", "1000000",
+                            "--save", name, "--save-interval", "5", "--distributed-timeout-minutes", "0.1") as started:
+                deadline = time.monotonic() + PATIENCE
+                # Checkpoints come and go: any will do.
+                while time.monotonic() < deadline and not (os.path.isdir(self.path(name)) and any(
+                        re.fullmatch(r"step-\d+", entry) for entry in os.listdir(self.path(name)))):
+                    time.sleep(0.05)
+                started[victim].process.kill()
+                for rank, (code, _, errors) in enumerate(finish(started)):
+                    self.assertEqual(code, -signal.SIGKILL if rank == victim else 1)
+                    if rank != victim:
+                        self.assertIn("rank %d" % victim, errors)
             newest = sorted(entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry))[-1]
             step = int(newest[5:])
             # The last good checkpoint goes on.
@@ -428,65 +381,51 @@ class Ranks(unittest.TestCase):
     def test_stop_signal(self):
         for told in 0, 1:
             name = "stop-%d" % told
-            started = start(2, [*TINY, "--global-batch-size", "4", "--train-iters", "1000000", "--save", name,
-                                "--log-interval", "1"], self.folder)
-            while True:
-                line = started[0].stdout.readline()
-                self.assertTrue(line)
-                if line.startswith("step 3"):
-                    break
-            started[told].send_signal(signal.SIGTERM)
-            ends = finish(started)
+            with self.start(2, *TINY, "--global-batch-size", "4", "--train-iters", "1000000", "--save", name,
+                            "--log-interval", "1") as started:
+                started[0].wait_for("^step 3")
+                started[told].process.send_signal(signal.SIGTERM)
+                ends = finish(started)
             self.assertEqual([code for code, _, _ in ends], [130, 130], ends)
             self.assertIn("ended by a signal after step", ends[0][2])
             self.assertEqual(len([entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry)]), 1)
 
     def test_stop_signal_to_a_waiting_rank(self):
         """Told within a second or two, not after the timeout of minutes."""
-        def stopped(one, within=4):
-            begun = time.monotonic()
-            one.send_signal(signal.SIGTERM)
-            (code, _, errors), = finish([one])
-            self.assertLess(time.monotonic() - begun, within)
-            self.assertEqual(code, 130, errors)
-            return errors
-
         # Of two ranks one is never started.
-        port = free_port()
         for rank, pattern in ((0, r"fp8lm train: ended by a signal before the first step: rank 0 of 2 at .* for rank 1 to connect"),
                               (1, r"fp8lm train: ended by a signal before the first step: rank 1 of 2 was interrupted as it waited.*for rank 0 at")):
-            one = subprocess.Popen([FP8LM, "train", *TINY, "--save", "alone"], cwd=self.folder, text=True, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, env=dict(ENVIRONMENT, RANK=str(rank), WORLD_SIZE="2",
-                                                                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
-            time.sleep(1)
-            self.assertIsNone(one.poll())
-            self.assertRegex(stopped(one), pattern)
-        # A rank is stopped in the middle; another is told, and tells the third.
+            commands = [None, None]
+            commands[rank] = [FP8LM, "train", *TINY, "--save", "alone"]
+            with running(commands, [self.folder] * 2) as (one,):
+                time.sleep(1)
+                self.assertIsNone(one.process.poll())
+                begun = time.monotonic()
+                one.process.send_signal(signal.SIGTERM)
+                code, _, errors = one.finish()
+                self.assertLess(time.monotonic() - begun, 4)
+                self.assertEqual(code, 130)
+                self.assertRegex(errors, pattern)
+        # A rank is stopped in the middle of a step, as a save would be waited for; another is told, and tells the third.
         for told in 0, 1:
             name = "vain-%d" % told
-            started = start(3, [*TINY, "--global-batch-size", "6", "--train-iters", "1000000", "--save", name,
-                                "--save-interval", "2", "--log-interval", "1"], self.folder)
-            while True:
-                line = started[0].stdout.readline()
-                self.assertTrue(line)
-                if line.startswith("step 5"):
-                    break
-            started[2].send_signal(signal.SIGSTOP)
-            time.sleep(0.5)
-            begun = time.monotonic()
-            started[told].send_signal(signal.SIGTERM)
-            ends = finish(started[:2])
-            started[2].kill()
-            finish(started[2:])
-            self.assertLess(time.monotonic() - begun, 8)
+            self.train(3, "--global-batch-size", "6", "--train-iters", "4", "--save", name)
+            with self.start(3, "--resume", "--save", name, "--train-iters", "1000000", "--threads", "1",
+                            "--log-interval", "1") as started:
+                started[0].wait_for("^step 6")
+                started[2].process.send_signal(signal.SIGSTOP)
+                time.sleep(0.5)
+                begun = time.monotonic()
+                started[told].process.send_signal(signal.SIGTERM)
+                ends = finish(started[:2])
+                self.assertLess(time.monotonic() - begun, 8)
             self.assertEqual([code for code, _, _ in ends], [130, 130], ends)
             for rank, (_, _, errors) in enumerate(ends):
                 self.assertRegex(errors, r"rank %d of 3: ended by a signal after step \d+: .*rank %d was interrupted as it waited for rank \d, for "
-                                         r".*; --resume continues from step \d*[02468]\n" % (rank, told))
+                                         r".*; --resume continues from step 4\n" % (rank, told))
             self.assertEqual(self.events(name, "end")[-1]["reason"], "signal")
             # What was saved goes on.
-            newest = sorted(entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry))[-1]
-            self.train(2, "--resume", "--save", name, "--train-iters", int(newest[5:]) + 1, base=[])
+            self.train(2, "--resume", "--save", name, "--train-iters", "5", base=[])
 
     def test_spikes(self):
         # After 20 steps any loss somewhat above the mean is one.
@@ -538,7 +477,7 @@ class Ranks(unittest.TestCase):
             for name in "t_train_000000.bin", "t_val_000000.bin":
                 shutil.copy(self.path(name), folders[rank])
             subprocess.run([FP8LM, "train", *TINY, "--train-iters", "1", "--save", "begun", "--global-batch-size", "4"],
-                           cwd=folders[rank], check=True, capture_output=True, env=ENVIRONMENT)
+                           cwd=folders[rank], check=True, capture_output=True, env=clean_environment())
         shape = ["--train-iters", "2", "--global-batch-size", "4"]
         # Rank 0 alone needs the folder where ranks divide nothing, and one checkpoint is as good as its copy.
         self.train(2, *shape, "--save", "alone", folders=folders)
@@ -548,7 +487,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual(os.listdir(os.path.join(folders[0], "divided")), ["lock"])
         # Another state with the same options.
         subprocess.run([FP8LM, "train", *TINY, "--train-iters", "1", "--save", "other", "--global-batch-size", "4", "--seed",
-                        "5"], cwd=folders[1], check=True, capture_output=True, env=ENVIRONMENT)
+                        "5"], cwd=folders[1], check=True, capture_output=True, env=clean_environment())
         for name in "model.safetensors", "state.safetensors":
             shutil.copy(os.path.join(folders[1], "other", "step-00000001", name),
                         os.path.join(folders[1], "begun", "step-00000001", name))
@@ -604,4 +543,5 @@ class Ranks(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    end_in_order()
     unittest.main(argv=[sys.argv[0]] + sys.argv[2:])
