@@ -520,7 +520,10 @@ static void work(fp8core_context *context, unsigned char *codes, float *product)
 
 static void children_of_fork(void **unused) {
   (void)unused;
-  if (test_on_cuda()) skip();
+  if (test_on_cuda()) {
+    print_message("CUDA does not outlive a fork: not tested\n");
+    skip();
+  }
   enum { N = 384 };
   static unsigned char codes[2][N * N];
   static float product[2][N * N];
@@ -584,7 +587,10 @@ static int run_self(const char *argument, const char *variable, const char *valu
 
 static void threads_that_cannot_be_created(void **unused) {
   (void)unused;
-  if (!has_openmp()) skip();
+  if (!has_openmp()) {
+    print_message("built without OpenMP: not tested\n");
+    skip();
+  }
   const int status = run_self("without-threads", NULL, NULL);
   if (status == 77) print_message("threads cannot be limited here: not tested\n");
   if (status == 77) skip();
@@ -614,7 +620,10 @@ static int create_under_limit(void) {
 
 static void thread_limit_of_openmp(void **unused) {
   (void)unused;
-  if (!has_openmp()) skip();
+  if (!has_openmp()) {
+    print_message("built without OpenMP: not tested\n");
+    skip();
+  }
   assert_int_equal(run_self("under-limit", "OMP_THREAD_LIMIT", "3"), 0);
 }
 

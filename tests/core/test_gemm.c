@@ -820,7 +820,10 @@ static void test_columns_of_one_buffer(void **state) {
 
 static void test_threads_and_repeats(void **state) {
   (void)state;
-  if (test_on_cuda()) skip();
+  if (test_on_cuda()) {
+    print_message("threads are a CPU's: not tested\n");
+    skip();
+  }
   enum { M = 150, N = 170, K = 600 };
   static float a[M * K];
   static float b[N * K];

@@ -241,6 +241,10 @@ class Plan(unittest.TestCase):
         self.assertIs(plan(*options, "--num-layers", depth + 2)["fits"], False)
 
     def test_more_ranks_than_tensors(self):
+        # Of what train would take.
+        for precision, replicas, expected in (("fp8-o3", 2, 1), ("fp8-o3", 1, 0), ("fp8-o2", 2, 0)):
+            code, out, _ = run("plan", "--model", "tiny-gpt", "--data-parallel-size", replicas, "--precision", precision)
+            self.assertEqual((code, "ZeRO stage 1" in out), (0, expected == 1), out)
         code, out, message = run("plan", "--model", "tiny-gpt", "--data-parallel-size", 1000, "--zero-stage", 1)
         self.assertEqual((code, message), (0, ""))
         self.assertIn("some ranks have nothing", out)

@@ -412,6 +412,27 @@ class Train(unittest.TestCase):
         self.assertIn(b"cannot write to standard output", message)
         self.assertEqual(steps_of(self.path("unheard")), [8])
 
+    def test_unread_output(self):
+        # Lines that nobody reads hold a run up, but not its end.
+        process = self.start("--train-iters", "100000", "--save", "unread", "--eval-interval", "0", "--log-interval", "1",
+                             "--save-interval", "0")
+        self.wait_for_steps(self.path("unread"), 100)
+        steps = -1
+        while steps != len(events(self.path("unread"), "step")):
+            steps = len(events(self.path("unread"), "step"))
+            time.sleep(2)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=120), 130)
+        end, = events(self.path("unread"), "end")
+        self.assertEqual(end["reason"], "signal")
+        self.assertEqual(steps_of(self.path("unread")), [end["step"]])
+        out, message = process.communicate()
+        self.assertIn(b"ended by a signal after step", message)
+        # No line is missing before those that are lost.
+        lines = re.findall(rb"^step (\d+)/.*\n", out, re.M)
+        self.assertGreater(len(lines), 50)
+        self.assertEqual([int(line) for line in lines], list(range(1, len(lines) + 1)))
+
     def test_missing_streams(self):
         # What is printed does not land in the files that are opened meanwhile.
         arguments = ["--train-iters", "4", "--eval-interval", "0", "--save"]
@@ -527,6 +548,10 @@ class Train(unittest.TestCase):
             shutil.rmtree(self.path("full-log"))
         self.resume("--save", "full", "--resume")
         self.same_checkpoints(step(self.path("full"), 12), step(self.path("base"), 12))
+        # The log alone.
+        _, message = self.train("--train-iters", "60", "--log-dir", "full-log", "--eval-interval", "0", expect=1,
+                                preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
+        self.assertIn("full-log/log.jsonl could not be written whole: File too large", message)
 
     def test_one_writer(self):
         process = self.start("--train-iters", "100000", "--save", "locked", "--save-interval", "0")
@@ -704,12 +729,13 @@ class Train(unittest.TestCase):
         _, message = self.train(*options, expect=1)
         self.assertIn("as --spike-action is stop, without a checkpoint, as there is no --save", message)
 
-    def test_checkpoints_without_the_action(self):
-        # It is younger than the format.
+    def test_checkpoints_without_younger_options(self):
+        # They are younger than the format.
         path = step(self.copy("base", "younger"), 12)
-        line = '    "spike-action": "report",\n'
-        self.assertIn(line, read(os.path.join(path, "index.json")).decode())
-        sign_index(path, lambda text: text.replace(line, ""))
+        for line in ('    "spike-action": "report",\n', '    "zero-stage": 0,\n', '    "grad-reduce": "auto",\n',
+                     '    "grad-scaling": "auto",\n', ',\n    "grad-delayed-scaling": false'):
+            self.assertIn(line, read(os.path.join(path, "index.json")).decode())
+            sign_index(path, lambda text: text.replace(line, ""))
         self.resume("--save", "younger", "--resume", "--train-iters", "13")
 
     def test_spike(self):
@@ -759,9 +785,12 @@ class Train(unittest.TestCase):
             "--seq-length is 99, expected at most --max-position-embeddings, 50":
                 ["--data-path", "t", "--position-embedding-type", "learned_absolute", "--seq-length", "99",
                  "--max-position-embeddings", "50"],
-            "the learning rate's schedule: floor is 0.1": ["--data-path", "t", "--min-lr", "0.1"],
-            "expected at least 1 and the 50 steps of the warm-up":
+            "--min-lr is 0.1, expected at most --lr, 0.001": ["--data-path", "t", "--min-lr", "0.1"],
+            "--lr-decay-iters is 20, expected at least --lr-warmup-iters, 50":
                 ["--data-path", "t", "--train-iters", "20", "--lr-warmup-iters", "50"],
+            "--lr-wsd-decay-iters is 16, expected at most what --lr-warmup-iters, 5, leaves of --lr-decay-iters, 20":
+                ["--data-path", "t", "--train-iters", "20", "--lr-warmup-iters", "5", "--lr-decay-style", "WSD",
+                 "--lr-wsd-decay-iters", "16"],
             "--vocab-file and --merge-file go together": ["--data-path", "t", "--vocab-file", "x"],
             "--resume needs --save": ["--data-path", "t", "--resume"],
             "--resume and --load exclude each other": ["--resume", "--load", "no-such", "--save", "never"],

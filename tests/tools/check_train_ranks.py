@@ -213,8 +213,9 @@ class Ranks(unittest.TestCase):
             ways = ["--zero-stage", stage, *(["--grad-delayed-scaling"] if stage % 2 == 0 else [])]
             self.train(2, *shape, *ways, "--save", whole)
             self.train(2, *shape, *ways, "--save", parts, "--exit-interval", "6")
-            # So is how they are reduced, which need not be said again.
-            self.train(2, "--resume", "--save", parts, "--zero-stage", stage, "--threads", "1", base=[])
+            # So is how they are reduced and what ranks divide, which need not be said again.
+            self.train(2, "--resume", "--save", parts, "--threads", "1", base=[])
+            self.assertEqual([entry["zero_stage"] for entry in self.events(parts, "start")], [stage, stage])
             self.assertEqual(self.losses(whole), self.losses(parts))
             one, names = checkpoint(self.path(whole, "step-00000010"))
             other, other_names = checkpoint(self.path(parts, "step-00000010"))
@@ -462,8 +463,13 @@ class Ranks(unittest.TestCase):
                 "times 2", "--global-batch-size", "4", "--micro-batch-size", "4")
         refused(1, "--zero-stage is '4', expected", "--zero-stage", "4")
         refused(1, "--grad-reduce is 'ring', expected auto, two-shot, native, fp32 or bf16", "--grad-reduce", "ring")
-        refused(2, "rank 1 has other options", expect=1, settings={1: ["--lr", "0.5"]})
-        refused(2, "rank 1 has other options", expect=1, settings={1: ["--zero-stage", "2"]})
+        for option, first, other in (("--lr", "0.25", "0.5"), ("--zero-stage", "1", "2"), ("--save-interval", "3", "4")):
+            ends = self.train(3, "--train-iters", "1", "--global-batch-size", "3", option, first, expect=1,
+                              settings={1: [option, other]})
+            for rank, (_, _, errors) in enumerate(ends):
+                self.assertIn(": %s%s is %s, expected rank 0's, %s\n" % ("" if rank == 1 else "rank 1 failed: ", option,
+                                                                       other, first), errors)
+        refused(2, "rank 1 failed: --save is \"s\", expected rank 0's, none", expect=1, settings={1: ["--save", "s"]})
         refused(2, "--global-batch-size is 8216: 2 ranks take it in passes of 4, 2054 of them a step, expected at most 2048",
                 "--global-batch-size", "8216")
         self.train(2, "--data-parallel-size", "2", "--train-iters", "1")
@@ -509,6 +515,14 @@ class Ranks(unittest.TestCase):
             file.write(data)
         ends = self.train(2, *shape, expect=1, folders=folders)
         self.assertIn("rank 1 has other shards of data than rank 0, expected the same", ends[0][2])
+        # Damaged tokens of a rank's own.
+        data = bytearray(read(self.path("t_train_000000.bin")))
+        data[1500] ^= 1
+        with open(os.path.join(folders[1], "t_train_000000.bin"), "wb") as file:
+            file.write(data)
+        ends = self.train(2, *shape, expect=1, folders=folders)
+        self.assertIn("rank 1 of 2: t_train_000000.bin: ", ends[1][2])
+        self.train(2, *shape, "--check-data=no", folders=folders)
 
     def test_data_that_cannot_be_read(self):
         # Found by one rank alone, in a step or in a validation: all save the state after the last step.
@@ -539,7 +553,8 @@ class Ranks(unittest.TestCase):
 
     def test_data_of_one_rank_missing(self):
         ends = self.train(2, "--train-iters", "1", expect=1, settings={1: ["--data-path", "elsewhere"]})
-        self.assertTrue(any("elsewhere" in errors or "other options" in errors for _, _, errors in ends))
+        for _, _, errors in ends:
+            self.assertIn("--data-path is \"elsewhere\", expected rank 0's, \"t\"", errors)
 
 
 if __name__ == "__main__":

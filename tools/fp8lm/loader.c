@@ -503,6 +503,23 @@ uint32_t fp8lm_loader_fingerprint(const fp8lm_loader *loader) {
   return crc;
 }
 
+uint32_t fp8lm_loader_files(const fp8lm_loader *loader) {
+  uint32_t crc = 0;
+  for (int m = 0; m < 2; m++) {
+    const mixture *all = &loader->mixtures[m];
+    for (size_t i = 0; i < 2 * all->count; i++) {
+      const part *tokens = &all->sources[i / 2].parts[i % 2];
+      for (size_t k = 0; k < tokens->shard_count; k++) {
+        struct stat file;
+        if (stat(tokens->shards[k].path, &file) != 0) memset(&file, 0, sizeof(file));
+        const uint64_t identity[] = {(uint64_t)file.st_dev, (uint64_t)file.st_ino};
+        crc = fp8lm_crc32(crc, identity, sizeof(identity));
+      }
+    }
+  }
+  return crc;
+}
+
 fp8core_status fp8lm_loader_check(const fp8lm_loader *loader) {
   for (int m = 0; m < 2; m++) {
     const mixture *all = &loader->mixtures[m];

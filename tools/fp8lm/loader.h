@@ -56,6 +56,9 @@ uint32_t fp8lm_loader_vocabulary(const fp8lm_loader *loader);
  * what several ranks read. */
 uint32_t fp8lm_loader_fingerprint(const fp8lm_loader *loader);
 
+/** A number that differs where the shards are other files of a machine, whatever is in them. */
+uint32_t fp8lm_loader_files(const fp8lm_loader *loader);
+
 /** Tokens of all sources, and sequences that they have. */
 uint64_t fp8lm_loader_tokens(const fp8lm_loader *loader, fp8lm_split split);
 uint64_t fp8lm_loader_sequences(const fp8lm_loader *loader, fp8lm_split split, size_t sequence_length);

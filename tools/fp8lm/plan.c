@@ -44,8 +44,8 @@ static const char help_text[] =
   "  --sequence-parallel[=no]         they share what is between their products too, by tokens\n"
   "  --pipeline-model-parallel-size N stages of a pipeline, 1F1B (default 1)\n"
   "  --data-parallel-size N           replicas, at most 1048576 (default 1)\n"
-  "  --zero-stage N                   what replicas share: 0 nothing (default), 1 optimizer states, 2 and gradients,\n"
-  "                                   3 and weights\n"
+  "  --zero-stage N                   what replicas share: 0 nothing, 1 optimizer states, 2 and gradients, 3 and\n"
+  "                                   weights (default 0, of several replicas in fp8-o3 1)\n"
   "  --zero-partition KIND            tensors (whole, the largest first; default) or elements (equal parts)\n"
   "\n"
   "Precision and passes:\n"
@@ -290,7 +290,8 @@ static fp8zero_plan_options options_of(const plan_settings *settings) {
   options.sequence_parallel = settings->value[SEQUENCE_PARALLEL];
   options.pipeline_parallel = value_or(settings, PIPELINE_PARALLEL, 1);
   options.data_parallel = value_or(settings, DATA_PARALLEL, 1);
-  options.zero_stage = settings->value[ZERO_STAGE];
+  // As in train.
+  options.zero_stage = value_or(settings, ZERO_STAGE, options.precision == FP8ZERO_FP8_O3 && options.data_parallel > 1);
   options.distribution = (fp8zero_distribution)settings->value[ZERO_PARTITION];
   options.micro_batch = value_or(settings, MICRO_BATCH_SIZE, 1);
   options.micro_batches = options.pipeline_parallel;

@@ -174,6 +174,18 @@ fp8core_status fp8lm_ranks_compare(const fp8lm_ranks *ranks, const void *bytes, 
                                 (int)different, what);
 }
 
+fp8core_status fp8lm_ranks_is_first(const fp8lm_ranks *ranks, int64_t value, int *first) {
+  *first = 1;
+  if (ranks->size == 1) return FP8CORE_OK;
+  const int64_t own[2] = {hash_machine(), value};
+  int64_t(*all)[2] = calloc((size_t)ranks->size, sizeof(*all));
+  if (!all) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the list of ranks");
+  const fp8core_status status = fp8comm_all_gather(ranks->communicator, own, all, 2, FP8COMM_INT64);
+  for (int i = 0; i < ranks->rank; i++) *first = *first && memcmp(all[i], own, sizeof(own)) != 0;
+  free(all);
+  return status;
+}
+
 fp8core_status fp8lm_ranks_broadcast(const fp8lm_ranks *ranks, void *bytes, size_t size) {
   if (ranks->size == 1) return FP8CORE_OK;
   return fp8comm_broadcast(ranks->communicator, bytes, (int64_t)size, FP8COMM_BYTE, 0);

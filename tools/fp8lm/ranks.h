@@ -63,6 +63,10 @@ fp8core_status fp8lm_ranks_agree(const fp8lm_ranks *ranks, fp8core_status status
 /** Whether \p bytes are the same on all ranks; \p what they are, for the message. */
 fp8core_status fp8lm_ranks_compare(const fp8lm_ranks *ranks, const void *bytes, size_t size, const char *what);
 
+/** Whether no rank below this one, on this machine, passes the same \p value: by what they share, one of them does what
+ * is to be done once. */
+fp8core_status fp8lm_ranks_is_first(const fp8lm_ranks *ranks, int64_t value, int *first);
+
 /** Rank 0's bytes to all. */
 fp8core_status fp8lm_ranks_broadcast(const fp8lm_ranks *ranks, void *bytes, size_t size);
 

@@ -90,7 +90,11 @@ static int failed(const run *now) {
 }
 
 // Of rank 0 alone, or of each rank by itself: the others learn by share_result().
-static int failed_alone(void) { return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s", fp8core_last_error()); }
+static int failed_alone(const run *now) {
+  char name[64];
+  return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s%s", fp8lm_ranks_name(&now->ranks, name, sizeof(name)),
+                        fp8core_last_error());
+}
 
 static int failed_at(const char *path) {
   return fp8lm_complain(FP8LM_EXIT_FAILURE, PREFIX, "%s: %s", path, fp8core_last_error());
@@ -224,9 +228,19 @@ static int open_data(run *now) {
   options.validation_fraction = settings->val_fraction;
   options.seed = (uint64_t)settings->seed;
   options.vocabulary = (uint32_t)settings->vocab_size;
-  if (fp8lm_loader_create(&now->loader, &options) != FP8CORE_OK) return failed_alone();
-  if (settings->check_data && leads(now) && fp8lm_loader_check(now->loader) != FP8CORE_OK) return failed_alone();
-  return FP8LM_EXIT_SUCCESS;
+  return fp8lm_loader_create(&now->loader, &options) == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed_alone(now);
+}
+
+// That all ranks read the same, and that it is whole: each copy is read by one of the ranks that have it.
+static int check_data(const run *now) {
+  const uint32_t fingerprint = fp8lm_loader_fingerprint(now->loader);
+  int first = 0;
+  if (fp8lm_ranks_compare(&now->ranks, &fingerprint, sizeof(fingerprint), "shards of data") != FP8CORE_OK)
+    return failed(now);
+  if (!now->settings.check_data) return FP8LM_EXIT_SUCCESS;
+  if (fp8lm_ranks_is_first(&now->ranks, fp8lm_loader_files(now->loader), &first) != FP8CORE_OK) return failed(now);
+  const int whole = !first || fp8lm_loader_check(now->loader) == FP8CORE_OK;
+  return share_result(now, whole ? FP8LM_EXIT_SUCCESS : failed_alone(now));
 }
 
 // Checkpoints without a tokenizer are taken for those of bytes.
@@ -321,27 +335,48 @@ static int check_ranks(const run *now) {
   return FP8LM_EXIT_SUCCESS;
 }
 
+// The first line that differs, of texts with the same names before the tabulators.
+static fp8core_status compare_lines(const char *own, const char *first) {
+  while (*own && *first) {
+    const size_t length = strcspn(own, "\n"), first_length = strcspn(first, "\n");
+    const size_t name = strcspn(own, "\t\n");
+    if (length != first_length || memcmp(own, first, length) != 0)
+      return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%.*s is %.*s, expected rank 0's, %.*s", (int)name,
+                                    own, (int)(length > name ? length - name - 1 : 0), own + name + 1,
+                                    (int)(first_length > name ? first_length - name - 1 : 0), first + name + 1);
+    own += length + 1;
+    first += length + 1;
+  }
+  return FP8CORE_OK;
+}
+
 // All that decides what a rank does must be the same on all of them.
 static int compare_settings(const run *now) {
-  const fp8lm_train_settings *settings = &now->settings;
-  char *text = NULL;
+  char *own = NULL;
+  char *first = NULL;
   size_t length = 0;
-  FILE *stream = open_memstream(&text, &length);
-  if (stream) {
-    fp8lm_train_settings_write(stream, settings, 0);
-    fprintf(stream, " %s %s %d %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64,
-            settings->save ? settings->save : "", settings->load ? settings->load : "",
-            fp8lm_train_zero_stage(settings), settings->save_interval, settings->keep_last, settings->exit_interval,
-            settings->resume, settings->device);
+  if (now->ranks.size == 1) return FP8LM_EXIT_SUCCESS;
+  FILE *stream = open_memstream(&own, &length);
+  if (stream) fp8lm_train_settings_write_shared(stream, &now->settings);
+  fp8core_status status = FP8CORE_OK;
+  if (!stream || fclose(stream) != 0)
+    status = fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the text of the options");
+  status = fp8lm_ranks_agree(&now->ranks, status);
+  int64_t bytes = (int64_t)length;
+  if (status == FP8CORE_OK) status = fp8lm_ranks_broadcast(&now->ranks, &bytes, sizeof(bytes));
+  if (status == FP8CORE_OK) {
+    first = calloc(1, (size_t)bytes + 1);
+    if (!first)
+      status = fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the text of rank 0's options");
+    status = fp8lm_ranks_agree(&now->ranks, status);
   }
-  if (!stream || fclose(stream) != 0) {
-    free(text);
-    (void)fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the text of the options");
-    return failed(now);
+  if (status == FP8CORE_OK) {
+    if (leads(now)) memcpy(first, own, length);
+    status = fp8lm_ranks_broadcast(&now->ranks, first, (size_t)bytes);
   }
-  const fp8core_status status =
-    fp8lm_ranks_compare(&now->ranks, text, length, "options, or finds another checkpoint to continue,");
-  free(text);
+  if (status == FP8CORE_OK) status = fp8lm_ranks_agree(&now->ranks, compare_lines(own, first));
+  free(own);
+  free(first);
   return status == FP8CORE_OK ? FP8LM_EXIT_SUCCESS : failed(now);
 }
 
@@ -359,7 +394,7 @@ static int begin(run *now) {
   fp8lm_train_settings *settings = &now->settings;
   int result;
   const fp8core_status found = fp8lm_ranks_create(&now->ranks, 60.0 * settings->distributed_timeout_minutes, &stop);
-  if (found != FP8CORE_OK) return found == FP8CORE_ERROR_INTERRUPTED ? ended_in_vain(now) : failed_alone();
+  if (found != FP8CORE_OK) return found == FP8CORE_ERROR_INTERRUPTED ? ended_in_vain(now) : failed_alone(now);
   fit_passes(now);
   // All find the same.
   result = leads(now) ? check_ranks(now) : FP8LM_EXIT_SUCCESS;
@@ -372,17 +407,16 @@ static int begin(run *now) {
   if (result == FP8LM_EXIT_SUCCESS) result = open_data(now);
   result = share_result(now, result);
   if (result != FP8LM_EXIT_SUCCESS) return result;
-  const uint32_t fingerprint = fp8lm_loader_fingerprint(now->loader);
-  if (fp8lm_ranks_compare(&now->ranks, &fingerprint, sizeof(fingerprint), "shards of data") != FP8CORE_OK ||
-      compare_folders(now) != FP8CORE_OK)
-    return failed(now);
+  result = check_data(now);
+  if (result != FP8LM_EXIT_SUCCESS) return result;
+  if (compare_folders(now) != FP8CORE_OK) return failed(now);
   if (fp8lm_trainer_create(&now->trainer, settings, &now->ranks) != FP8CORE_OK) return failed(now);
   if (fp8lm_trainer_read_tokenizer(&now->trainer, settings->load) != FP8CORE_OK) return failed(now);
   if (leads(now)) warn_of_tokenizer(now);
   if (settings->load && fp8lm_trainer_load(&now->trainer, settings->load) != FP8CORE_OK)
     return fp8lm_ranks_abort(&now->ranks) == FP8CORE_ERROR_INTERRUPTED ? ended_in_vain(now) : failed_at(settings->load);
 
-  if (leads(now) && fp8lm_train_log_open(&now->log, settings) != FP8CORE_OK) return failed(now);
+  if (leads(now) && fp8lm_train_log_open(&now->log, settings, &stop) != FP8CORE_OK) return failed(now);
   now->log.peak = measure_peak(&now->trainer);
   if (fp8lm_ranks_sum(&now->ranks, &now->log.peak, 1) != FP8CORE_OK) return failed(now);
   // A checkpoint that goes to another folder is written there even if no step is left to be done: for another number
@@ -570,7 +604,7 @@ int fp8lm_train(int argc, char **argv) {
   if (result == FP8LM_EXIT_SUCCESS) result = train(&now);
   if (result == FP8LM_EXIT_SIGNAL && now.begun && leads(&now) && !now.log.ended)
     fp8lm_train_log_end(&now.log, &now.trainer, "signal");
-  if (fp8lm_train_log_close(&now.log) != FP8CORE_OK && result == FP8LM_EXIT_SUCCESS) result = failed_alone();
+  if (fp8lm_train_log_close(&now.log) != FP8CORE_OK && result == FP8LM_EXIT_SUCCESS) result = failed_alone(&now);
   fp8lm_loader_destroy(&now.loader);
   fp8lm_trainer_destroy(&now.trainer);
   fp8lm_ranks_destroy(&now.ranks);

@@ -39,10 +39,10 @@ static void put_text(FILE *json, const char *key, const char *value) {
   fp8lm_json_write_string(json, value, strlen(value));
 }
 
-static void finish(FILE *json) {
-  fputs("}\n", json);
+static void finish(fp8lm_train_log *log) {
+  fputs("}\n", log->json);
   // A line is whole in the file when the next step begins, whatever ends the program.
-  (void)fflush(json);
+  if (fflush(log->json) != 0 && log->json_error == 0) log->json_error = errno;
 }
 
 // The file and the events.
@@ -66,12 +66,19 @@ static fp8core_status open_json(fp8lm_train_log *log, const char *path) {
   return FP8CORE_OK;
 }
 
-fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings) {
+static const char *folder_of(const fp8lm_train_settings *settings) {
+  return settings->log_dir ? settings->log_dir : settings->save;
+}
+
+fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings,
+                                    const volatile sig_atomic_t *stop) {
   memset(log, 0, sizeof(*log));
   log->settings = settings;
+  log->screen = fp8lm_output_screen(stop);
+  if (!log->screen) return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "cannot allocate the stream of lines");
   // Open MPI gives ranks a terminal of their own, whatever its output is.
   log->bar = isatty(STDOUT_FILENO) && !getenv("PMIX_RANK");
-  const char *folder = settings->log_dir ? settings->log_dir : settings->save;
+  const char *folder = folder_of(settings);
   char path[PATH_MAX];
   if (folder) {
     fp8core_status status = fp8lm_make_folders(folder);
@@ -92,7 +99,7 @@ fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_sett
 }
 
 static void end_bar(fp8lm_train_log *log) {
-  if (log->bar_shown) fputs("\r\033[K", stdout);
+  if (log->bar_shown) fputs("\r\033[K", log->screen);
   log->bar_shown = 0;
 }
 
@@ -100,11 +107,16 @@ fp8core_status fp8lm_train_log_close(fp8lm_train_log *log) {
   end_bar(log);
   fp8core_status status = fp8lm_event_file_close(&log->events);
   if (log->json) {
-    const int bad = ferror(log->json);
-    if (fclose(log->json) != 0 || bad)
-      status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "log.jsonl could not be written whole");
+    if (fclose(log->json) != 0 && log->json_error == 0) log->json_error = errno;
+    if (log->json_error != 0)
+      status = fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%.300s/log.jsonl could not be written whole: %s",
+                                      folder_of(log->settings), strerror(log->json_error));
   }
   log->json = NULL;
+  if (log->screen && fclose(log->screen) != 0 && status == FP8CORE_OK)
+    status =
+      fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "cannot write to standard output: %s", strerror(errno));
+  log->screen = NULL;
   return status;
 }
 
@@ -168,34 +180,36 @@ static fp8core_status optimizer_memory(const fp8lm_trainer *trainer, fp8gpt_memo
   return FP8CORE_OK;
 }
 
-static void print_start(const fp8lm_trainer *trainer, const char *load, const fp8gpt_memory *model,
-                        const fp8optim_memory *optimizer, uint64_t train_tokens, uint64_t validation_tokens,
-                        double peak) {
+static void print_start(const fp8lm_train_log *log, const fp8lm_trainer *trainer, const char *load,
+                        const fp8gpt_memory *model, const fp8optim_memory *optimizer, uint64_t train_tokens,
+                        uint64_t validation_tokens) {
+  FILE *screen = log->screen;
   const fp8lm_train_settings *settings = trainer->settings;
   const double mebibyte = 1048576.0;
   const int64_t states = model->weight_bytes + model->gradient_bytes + optimizer->master_bytes +
                          optimizer->exp_avg_bytes + optimizer->exp_avg_sq_bytes;
-  printf("%s, %s, %" PRId64 " parameters; %d CPU thread%s, %s", settings->preset, fp8lm_train_precision_name(settings),
-         model->parameters, fp8core_context_threads(trainer->context),
-         fp8core_context_threads(trainer->context) == 1 ? "" : "s",
-         fp8core_isa_name(fp8core_context_isa(trainer->context)));
-  if (peak > 0.0) printf(", %.0f GFLOP/s measured peak", peak / 1e9);
+  fprintf(screen, "%s, %s, %" PRId64 " parameters; %d CPU thread%s, %s", settings->preset,
+          fp8lm_train_precision_name(settings), model->parameters, fp8core_context_threads(trainer->context),
+          fp8core_context_threads(trainer->context) == 1 ? "" : "s",
+          fp8core_isa_name(fp8core_context_isa(trainer->context)));
+  if (log->peak > 0.0) fprintf(screen, ", %.0f GFLOP/s measured peak", log->peak / 1e9);
   // On a CPU there is one only.
-  if (settings->device == FP8LM_TRAIN_CUDA) printf("\nattention: %s", fp8gpt_model_attention(trainer->model));
-  printf("\nmemory: weights %.1f MiB, gradients %.1f, master %.1f, exp_avg %.1f, exp_avg_sq %.1f: %.2f bytes a "
-         "parameter; activations %.1f, workspace %.1f\n",
-         (double)model->weight_bytes / mebibyte, (double)model->gradient_bytes / mebibyte,
-         (double)optimizer->master_bytes / mebibyte, (double)optimizer->exp_avg_bytes / mebibyte,
-         (double)optimizer->exp_avg_sq_bytes / mebibyte, (double)states / (double)model->parameters,
-         (double)model->activation_bytes / mebibyte, (double)model->workspace_bytes / mebibyte);
-  printf("data: %" PRIu64 " tokens for training, %" PRIu64 " for validation; %" PRId64 " a step\n", train_tokens,
-         validation_tokens, settings->global_batch_size * settings->seq_length);
+  if (settings->device == FP8LM_TRAIN_CUDA) fprintf(screen, "\nattention: %s", fp8gpt_model_attention(trainer->model));
+  fprintf(screen,
+          "\nmemory: weights %.1f MiB, gradients %.1f, master %.1f, exp_avg %.1f, exp_avg_sq %.1f: %.2f bytes a "
+          "parameter; activations %.1f, workspace %.1f\n",
+          (double)model->weight_bytes / mebibyte, (double)model->gradient_bytes / mebibyte,
+          (double)optimizer->master_bytes / mebibyte, (double)optimizer->exp_avg_bytes / mebibyte,
+          (double)optimizer->exp_avg_sq_bytes / mebibyte, (double)states / (double)model->parameters,
+          (double)model->activation_bytes / mebibyte, (double)model->workspace_bytes / mebibyte);
+  fprintf(screen, "data: %" PRIu64 " tokens for training, %" PRIu64 " for validation; %" PRId64 " a step\n",
+          train_tokens, validation_tokens, settings->global_batch_size * settings->seq_length);
   if (trainer->sharded)
-    printf("%d ranks over %s%s, ZeRO stage %d, gradients reduced by %s; memory is that of rank 0\n",
-           trainer->ranks->size, fp8comm_communicator_transport(trainer->ranks->communicator), gpu_path(trainer),
-           fp8lm_trainer_stage(trainer), reduction_name(trainer));
-  if (load) printf("continuing %s after %" PRId64 " steps\n", load, trainer->step);
-  (void)fflush(stdout);
+    fprintf(screen, "%d ranks over %s%s, ZeRO stage %d, gradients reduced by %s; memory is that of rank 0\n",
+            trainer->ranks->size, fp8comm_communicator_transport(trainer->ranks->communicator), gpu_path(trainer),
+            fp8lm_trainer_stage(trainer), reduction_name(trainer));
+  if (load) fprintf(screen, "continuing %s after %" PRId64 " steps\n", load, trainer->step);
+  (void)fflush(screen);
 }
 
 fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *trainer, const char *load,
@@ -210,7 +224,7 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
   log->setup_peak = peak_of_status();
   reset_peak();
   log->flops_per_token = fp8gpt_config_flops_per_token(config, (int)settings->seq_length);
-  print_start(trainer, load, &model, &optimizer, train_tokens, validation_tokens, log->peak);
+  print_start(log, trainer, load, &model, &optimizer, train_tokens, validation_tokens);
   if (!log->json) return FP8CORE_OK;
   FILE *json = log->json;
   begin(json, "start");
@@ -238,7 +252,7 @@ fp8core_status fp8lm_train_log_start(fp8lm_train_log *log, fp8lm_trainer *traine
   put_memory(json, &model, &optimizer);
   fputs(", \"options\": ", json);
   fp8lm_train_settings_write(json, settings, 0);
-  finish(json);
+  finish(log);
   return FP8CORE_OK;
 }
 
@@ -259,15 +273,15 @@ static void draw_bar(fp8lm_train_log *log, int64_t step, int64_t steps, const ch
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0 || window.ws_col < 20) window.ws_col = 80;
   const int rest = window.ws_col - 4 - (int)strlen(figures);
   const int width = rest > 40 ? 40 : rest;
-  fputs("\r\033[K", stdout);
+  fputs("\r\033[K", log->screen);
   if (width >= 5) {
     const int done = (int)((double)step / (double)steps * width);
-    fputc('[', stdout);
-    for (int i = 0; i < width; i++) fputc(i < done ? '#' : '.', stdout);
-    fputs("] ", stdout);
+    fputc('[', log->screen);
+    for (int i = 0; i < width; i++) fputc(i < done ? '#' : '.', log->screen);
+    fputs("] ", log->screen);
   }
-  printf("%.*s", window.ws_col - 1, figures);
-  (void)fflush(stdout);
+  fprintf(log->screen, "%.*s", window.ws_col - 1, figures);
+  (void)fflush(log->screen);
   log->bar_shown = 1;
   log->bar_time = now;
 }
@@ -314,8 +328,8 @@ static void print_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, const
   if (log->bar) {
     draw_bar(log, trainer->step, settings->train_iters, figures);
   } else {
-    printf("%s\n", figures);
-    (void)fflush(stdout);
+    fprintf(log->screen, "%s\n", figures);
+    (void)fflush(log->screen);
   }
   if (!due) return;
   log->seconds = 0.0;
@@ -345,7 +359,7 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
     put_real(log->json, "model_seconds", result->model_seconds);
     put_real(log->json, "optimizer_seconds", result->optimizer_seconds);
     put_traffic(log->json, trainer);
-    finish(log->json);
+    finish(log);
   }
   if (log->events) {
     const fp8lm_scalar scalars[] = {
@@ -364,12 +378,13 @@ void fp8lm_train_log_step(fp8lm_train_log *log, const fp8lm_trainer *trainer, co
     const int passed_over =
       result->skipped && result->spike && isfinite(result->loss) && settings->spike_action == FP8LM_TRAIN_SPIKE_SKIP;
     if (result->skipped)
-      printf("step %" PRId64 ": skipped, as its %s (%" PRId64 " so far, %" PRId64 " in a row)\n", trainer->step,
-             passed_over ? "loss is a spike" : "gradients are not finite", trainer->skipped_steps,
-             trainer->skipped_in_a_row);
+      fprintf(log->screen, "step %" PRId64 ": skipped, as its %s (%" PRId64 " so far, %" PRId64 " in a row)\n",
+              trainer->step, passed_over ? "loss is a spike" : "gradients are not finite", trainer->skipped_steps,
+              trainer->skipped_in_a_row);
     if (result->spike)
-      printf("step %" PRId64 ": the loss of %.4f is a spike: the steps before had %.4f, with a deviation of %.4f\n",
-             trainer->step, plain(result->loss), result->mean, result->deviation);
+      fprintf(log->screen,
+              "step %" PRId64 ": the loss of %.4f is a spike: the steps before had %.4f, with a deviation of %.4f\n",
+              trainer->step, plain(result->loss), result->mean, result->deviation);
   }
   print_step(log, trainer, result);
 }
@@ -382,7 +397,7 @@ void fp8lm_train_log_spike(fp8lm_train_log *log, const fp8lm_trainer *trainer, c
   put_real(log->json, "loss", result->loss);
   put_real(log->json, "mean", result->mean);
   put_real(log->json, "deviation", result->deviation);
-  finish(log->json);
+  finish(log);
 }
 
 void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *trainer, double loss, int64_t sequences,
@@ -393,7 +408,7 @@ void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *train
     put_real(log->json, "loss", loss);
     put_integer(log->json, "sequences", sequences);
     put_real(log->json, "seconds", seconds);
-    finish(log->json);
+    finish(log);
   }
   if (log->events) {
     const fp8lm_scalar scalar = {"validation/loss", (float)loss};
@@ -401,8 +416,8 @@ void fp8lm_train_log_validation(fp8lm_train_log *log, const fp8lm_trainer *train
     fp8lm_event_file_flush(log->events);
   }
   end_bar(log);
-  printf("step %" PRId64 ": validation loss %.4f\n", trainer->step, plain(loss));
-  (void)fflush(stdout);
+  fprintf(log->screen, "step %" PRId64 ": validation loss %.4f\n", trainer->step, plain(loss));
+  (void)fflush(log->screen);
 }
 
 void fp8lm_train_log_checkpoint(fp8lm_train_log *log, const fp8lm_trainer *trainer, double seconds) {
@@ -411,12 +426,13 @@ void fp8lm_train_log_checkpoint(fp8lm_train_log *log, const fp8lm_trainer *train
     put_integer(log->json, "step", trainer->step);
     put_text(log->json, "folder", log->settings->save);
     put_real(log->json, "seconds", seconds);
-    finish(log->json);
+    finish(log);
   }
   if (log->events) fp8lm_event_file_flush(log->events);
   end_bar(log);
-  printf("step %" PRId64 ": checkpoint written to %s in %.2f s\n", trainer->step, log->settings->save, seconds);
-  (void)fflush(stdout);
+  fprintf(log->screen, "step %" PRId64 ": checkpoint written to %s in %.2f s\n", trainer->step, log->settings->save,
+          seconds);
+  (void)fflush(log->screen);
 }
 
 // FP8 tensors.
@@ -529,7 +545,7 @@ fp8core_status fp8lm_train_log_fp8(fp8lm_train_log *log, fp8lm_trainer *trainer,
   // Of several ranks, gradients are on their way, and weights come and go.
   if (status == FP8CORE_OK && !trainer->sharded) status = put_weights(json, trainer, &copy, &separator);
   fputc(']', json);
-  finish(json);
+  finish(log);
   free(copy);
   free(statistics);
   return status == FP8CORE_OK ? fp8gpt_model_count_casts(trainer->model, NULL) : status;
@@ -549,9 +565,9 @@ void fp8lm_train_log_end(fp8lm_train_log *log, const fp8lm_trainer *trainer, con
     put_real(log->json, "seconds", log->all_seconds);
     put_integer(log->json, "peak_resident_bytes", peak_of_status());
     put_integer(log->json, "setup_peak_resident_bytes", log->setup_peak);
-    finish(log->json);
+    finish(log);
   }
   end_bar(log);
-  printf("%" PRId64 " steps in %.1f s, %.0f tokens/s; %" PRId64 " skipped in all\n", log->all_steps, log->all_seconds,
-         rate, trainer->skipped_steps);
+  fprintf(log->screen, "%" PRId64 " steps in %.1f s, %.0f tokens/s; %" PRId64 " skipped in all\n", log->all_steps,
+          log->all_seconds, rate, trainer->skipped_steps);
 }

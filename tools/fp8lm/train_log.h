@@ -5,6 +5,7 @@
 #ifndef FP8LM_TRAIN_LOG_H
 #define FP8LM_TRAIN_LOG_H
 
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -13,8 +14,12 @@
 
 typedef struct fp8lm_train_log {
   const fp8lm_train_settings *settings;
+  /** Standard output, which a signal is not held up by. */
+  FILE *screen;
   /** NULL: none. */
   FILE *json;
+  /** Of the first line that could not be written; 0: all could. */
+  int json_error;
   fp8lm_event_file *events;
   /** Standard output is a terminal: a bar is drawn. */
   int bar;
@@ -37,8 +42,10 @@ typedef struct fp8lm_train_log {
   int ended;
 } fp8lm_train_log;
 
-/** Opens the files that the settings ask for, and appends. The message names the file or folder. */
-fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings);
+/** Opens the files that the settings ask for, and appends. Once a signal has set \p stop, lines that nobody reads are
+ * given up. The message names the file or folder. */
+fp8core_status fp8lm_train_log_open(fp8lm_train_log *log, const fp8lm_train_settings *settings,
+                                    const volatile sig_atomic_t *stop);
 
 /** Closes them. \return FP8CORE_ERROR_INVALID_ARGUMENT if not everything could be written. */
 fp8core_status fp8lm_train_log_close(fp8lm_train_log *log);

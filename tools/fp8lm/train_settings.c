@@ -159,7 +159,7 @@ static const option_entry table[] = {
   {NULL, TEXT, 0, RUN, ANY, NULL, "Ranks, as mpirun, srun or torchrun start them"},
   {"data-parallel-size", INTEGER, AT(data_parallel_size), RUN, 0, 65536, NULL, "N",
    "ranks that must be there; each takes its share of the global batch (default as many as there are)"},
-  {"zero-stage", INTEGER, AT(zero_stage), RUN, 0, 3, NULL, "N",
+  {"zero-stage", INTEGER, AT(zero_stage), STORED, 0, 3, NULL, "N",
    "what ranks divide, by whole tensors: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights (default 0, "
    "fp8-o3 1)"},
   {"grad-reduce", CHOICE, AT(grad_reduce), STORED, OF(reductions), "NAME",
@@ -411,13 +411,18 @@ static fp8core_status read_object(fp8lm_json *json, int stored_only, fp8lm_train
   return status;
 }
 
+// Options that are younger than the format may be; what they are then is what runs did before.
 static int may_be_missing(const option_entry *entry) {
-  if (strcmp(entry->name, "spike-action") == 0) return 1;
+  static const char *const younger[] = {"spike-action", "zero-stage", "grad-reduce", "grad-scaling",
+                                        "grad-delayed-scaling"};
+  for (size_t i = 0; i < sizeof(younger) / sizeof(*younger); i++)
+    if (strcmp(entry->name, younger[i]) == 0) return 1;
   return entry->kind == TEXT && strcmp(entry->name, "preset") != 0 && strcmp(entry->name, "data-path") != 0;
 }
 
 fp8core_status fp8lm_train_settings_read(fp8lm_json *json, fp8lm_train_settings *settings) {
   unsigned char given[ENTRIES] = {0};
+  settings->zero_stage = FP8LM_TRAIN_ZERO_STAGE_AUTO;
   const fp8core_status status = read_object(json, 1, settings, given);
   if (status != FP8CORE_OK) return status;
   for (int i = 0; i < ENTRIES; i++)
@@ -450,6 +455,28 @@ void fp8lm_train_settings_write(FILE *stream, const fp8lm_train_settings *settin
   }
   if (indentation > 0) fprintf(stream, "\n%*s", indentation - 2, "");
   fputc('}', stream);
+}
+
+void fp8lm_train_settings_write_shared(FILE *stream, const fp8lm_train_settings *settings) {
+  static const char *const shared[] = {"save",      "load",          "resume", "save-interval",
+                                       "keep-last", "exit-interval", "device"};
+  for (int i = 0; i < ENTRIES; i++) {
+    if (!table[i].name) continue;
+    int is_shared = stored(&table[i]);
+    for (size_t j = 0; j < sizeof(shared) / sizeof(*shared); j++)
+      is_shared = is_shared || strcmp(table[i].name, shared[j]) == 0;
+    if (!is_shared) continue;
+    // That of --resume, too.
+    if (strcmp(table[i].name, "load") == 0)
+      fputs("the checkpoint to continue\t", stream);
+    else
+      fprintf(stream, "--%s\t", table[i].name);
+    if (table[i].kind == TEXT && !text_of(settings, &table[i]))
+      fputs("none", stream);
+    else
+      write_value(stream, &table[i], settings);
+    fputc('\n', stream);
+  }
 }
 
 // Help.
@@ -586,7 +613,7 @@ static fp8core_status set_defaults(fp8lm_train_settings *settings) {
 
 static void set_run_defaults(fp8lm_train_settings *settings) {
   settings->check_data = 1;
-  settings->zero_stage = -1;
+  settings->zero_stage = FP8LM_TRAIN_ZERO_STAGE_AUTO;
   settings->distributed_timeout_minutes = 10.0;
   settings->save_interval = 500;
   settings->keep_last = 3;
@@ -725,10 +752,13 @@ fp8optim_schedule fp8lm_train_schedule(const fp8lm_train_settings *settings) {
   return schedule;
 }
 
-int fp8lm_train_zero_stage(const fp8lm_train_settings *settings) {
-  if (settings->zero_stage >= 0) return (int)settings->zero_stage;
-  return settings->precision == FP8GPT_FP8_O3 ? 1 : 0;
+// What precision suggests, which cannot change: what is stored is what the run had.
+static void choose_zero_stage(fp8lm_train_settings *settings) {
+  if (settings->zero_stage == FP8LM_TRAIN_ZERO_STAGE_AUTO)
+    settings->zero_stage = settings->precision == FP8GPT_FP8_O3 ? 1 : 0;
 }
+
+int fp8lm_train_zero_stage(const fp8lm_train_settings *settings) { return (int)settings->zero_stage; }
 
 fp8comm_gradient_options fp8lm_train_gradient_options(const fp8lm_train_settings *settings) {
   fp8comm_gradient_options options = fp8comm_gradient_options_default();
@@ -780,6 +810,19 @@ static int check(const char *prefix, const fp8lm_train_settings *settings) {
                           "--global-batch-size is %" PRId64 ", expected a multiple of --micro-batch-size, %" PRId64
                           ", by 1 to %d",
                           settings->global_batch_size, settings->micro_batch_size, FP8GPT_MICRO_BATCHES);
+  const int64_t after_warmup = settings->lr_decay_iters - settings->lr_warmup_iters;
+  if (settings->min_lr > settings->lr)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, prefix, "--min-lr is %g, expected at most --lr, %g", settings->min_lr,
+                          settings->lr);
+  if (settings->lr_decay_style != FP8OPTIM_SCHEDULE_CONSTANT && after_warmup < 0)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
+                          "--lr-decay-iters is %" PRId64 ", expected at least --lr-warmup-iters, %" PRId64,
+                          settings->lr_decay_iters, settings->lr_warmup_iters);
+  if (settings->lr_decay_style == FP8OPTIM_SCHEDULE_WSD && settings->lr_wsd_decay_iters > after_warmup)
+    return fp8lm_complain(FP8LM_EXIT_USAGE, prefix,
+                          "--lr-wsd-decay-iters is %" PRId64 ", expected at most what --lr-warmup-iters, %" PRId64
+                          ", leaves of --lr-decay-iters, %" PRId64,
+                          settings->lr_wsd_decay_iters, settings->lr_warmup_iters, settings->lr_decay_iters);
   const fp8optim_schedule schedule = fp8lm_train_schedule(settings);
   double rate;
   if (fp8optim_schedule_rate(&schedule, 0, &rate) != FP8CORE_OK)
@@ -964,6 +1007,7 @@ static int parse(const char *prefix, int argc, char **argv, const fp8lm_train_va
   if (is_without(variant, find_entry("global-batch-size", strlen("global-batch-size"))))
     settings->global_batch_size = settings->micro_batch_size;
   settings->pass_sequences = settings->micro_batch_size;
+  choose_zero_stage(settings);
   return check(prefix, settings);
 }
 

@@ -75,7 +75,7 @@ typedef struct fp8lm_train_settings {
   int64_t check_data;
   /* Ranks. */
   int64_t data_parallel_size;
-  /** -1: as the precision suggests. */
+  /** Once parsed, 0 to 3. */
   int64_t zero_stage;
   /** 0: as the precision suggests; else one more than an fp8comm_gradient_algorithm. */
   int64_t grad_reduce;
@@ -112,6 +112,9 @@ typedef enum fp8lm_train_scope {
   /** Of this run only. */
   FP8LM_TRAIN_RUN
 } fp8lm_train_scope;
+
+/** --zero-stage that was not given: as the precision suggests. */
+#define FP8LM_TRAIN_ZERO_STAGE_AUTO (-1)
 
 /** Devices of --device. */
 enum { FP8LM_TRAIN_CPU = 0, FP8LM_TRAIN_CUDA = 1 };
@@ -174,13 +177,17 @@ int fp8lm_train_settings_parse_variant(const char *prefix, int argc, char **argv
 
 /**
  * Reads an object of stored options, as fp8lm_train_settings_write() writes it, all of which must be there, but
- * "spike-action", which is younger than the format.
+ * those that are younger than the format: "spike-action", "zero-stage" and those of gradients' reduction.
  * FP8CORE_ERROR_CORRUPT_DATA for keys that are unknown, missing or twice there and values out of range.
  */
 fp8core_status fp8lm_train_settings_read(fp8lm_json *json, fp8lm_train_settings *settings);
 
 /** Writes the stored options as an object, one a line, each line after \p indentation spaces. */
 void fp8lm_train_settings_write(FILE *stream, const fp8lm_train_settings *settings, int indentation);
+
+/** Writes all that must be the same on every rank, which is the stored options and some of this run: a line each, the
+ * option, a tabulator and its value, if any. */
+void fp8lm_train_settings_write_shared(FILE *stream, const fp8lm_train_settings *settings);
 
 /** What the settings mean to the libraries. */
 fp8gpt_config fp8lm_train_model_config(const fp8lm_train_settings *settings);
