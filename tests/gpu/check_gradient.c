@@ -162,6 +162,17 @@ static const char *compare(fp8core_context *context, const pair *one, const fp8c
   return what;
 }
 
+// Of a dense tensor, as all but the first are, in host memory.
+static int has_infinity(const fp8core_tensor *tensor) {
+  const size_t element = fp8core_dtype_size(tensor->dtype);
+  for (int64_t i = 0; i < fp8core_tensor_elements(tensor); i++) {
+    uint32_t code = 0;
+    memcpy(&code, (const unsigned char *)tensor->data + (size_t)i * element, element);
+    if (isinf(fp8core_decode(tensor->dtype, code))) return 1;
+  }
+  return 0;
+}
+
 static void check_case(fp8comm_communicator *communicator, void *data) {
   static const fp8core_dtype dtypes[] = {FP8CORE_FP32, FP8CORE_BF16, FP8CORE_FP16, FP8CORE_E4M3, FP8CORE_E5M2};
   const gradient_case *one = data;
@@ -270,6 +281,8 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
       const char *what = compare(context, &outputs[i], &host_outputs[i], &device_outputs[i]);
       rank_check(communicator, !what, "step %d, tensor %d (%s, %s): %s", step, i,
                  fp8core_dtype_name(host_inputs[i].dtype), fp8core_dtype_name(host_outputs[i].dtype), what);
+      rank_check(communicator, !one->range || i == 0 || !has_infinity(&host_outputs[i]),
+                 "step %d, tensor %d: an infinity", step, i);
     }
   }
   rank_ok(communicator, fp8comm_gradient_save(on_cpu, states[0], bytes));
