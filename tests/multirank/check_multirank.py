@@ -433,7 +433,20 @@ def check_slurm_variables(bootstrap, rank, variables):
 TRANSPORTS = 'posix,self', 'sm,self', 'tcp,self', None
 
 
+def check_unusable_transports(program):
+    """Messages say what the user has let UCX have."""
+    for pattern, variables in (("ucp_init.*; here UCX_TLS is 'foo'$", {'UCX_TLS': 'foo'}),
+                               ("no way from rank . to rank .*; here UCX_TLS is 'self'$", {'UCX_TLS': 'self'}),
+                               ("no way .*; here UCX_TLS is 'tcp,self' and UCX_NET_DEVICES is 'nope'$",
+                                {'UCX_TLS': 'tcp,self', 'UCX_NET_DEVICES': 'nope'})):
+        with ranks_of(program, 2, 10, 'collectives', **variables) as started:
+            for one in started:
+                expect_error(one, pattern, 5)
+    print('unusable transports', flush=True)
+
+
 def check_collectives(program):
+    check_unusable_transports(program)
     for transports in TRANSPORTS:
         for size in 1, 2, 3, 4:
             with ranks_of(program, size, 30, 'collectives', UCX_TLS=transports) as started:
