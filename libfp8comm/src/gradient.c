@@ -108,6 +108,7 @@ static void take_tensors(fp8comm_gradient_reducer *reducer, const gradient_bucke
     tensor->statistics.mu = tensor->statistics.next_mu = mu;
     tensor->statistics.snr_db = NAN;
     tensor->largest_sum = 0;
+    tensor->found_amax = 0;
   }
 }
 

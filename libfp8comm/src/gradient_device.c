@@ -245,6 +245,7 @@ fp8core_status fp8comm_gradient_quantise_on_device(void *data) {
       codes.scale = &record->wire_scale;
       options.statistics = &record->statistics;
     }
+    if (is_measured_in_cast(reducer)) codes.amax = &record->amax;
     options.saturate = reducer->scaled;
     FP8COMM_TRY(fp8core_cast(reducer->device_context, &options, &tensor->input, &codes));
   }
@@ -255,7 +256,9 @@ fp8core_status fp8comm_gradient_quantised(void *data) {
   gradient_slot *slot = data;
   for (int64_t i = 0; i < slot->bucket->count; i++) {
     const device_record *record = &slot->reducer->records[slot->bucket->first + i];
-    fp8comm_gradient_statistics *statistics = &tensor_of(slot, i)->statistics;
+    fp8comm_gradient_tensor *tensor = tensor_of(slot, i);
+    fp8comm_gradient_statistics *statistics = &tensor->statistics;
+    if (is_measured_in_cast(slot->reducer)) tensor->found_amax = record->amax;
     statistics->saturated_in_cast = record->statistics.saturated;
     statistics->flushed_to_zero = record->statistics.flushed_to_zero;
     // What a known amax did not show.
@@ -363,9 +366,7 @@ fp8core_status fp8comm_gradient_unpack_on_device(void *data) {
       mean.scale_inverse = NULL;
       target.amax = NULL;
     }
-    fp8core_cast_options options = fp8core_cast_options_default();
-    options.saturate = 0;
-    FP8COMM_TRY(fp8core_cast(reducer->device_context, &options, &mean, &target));
+    FP8COMM_TRY(fp8core_cast(reducer->device_context, NULL, &mean, &target));
   }
   return FP8CORE_OK;
 }

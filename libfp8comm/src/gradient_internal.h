@@ -36,9 +36,10 @@ typedef struct counts_record {
   uint64_t saturated_in_cast;
   uint64_t saturated_in_sum;
   uint64_t flushed_to_zero;
-  // Of the gradient, where the cast went by what was expected: FP32 bits.
+  // Of the gradient, where its cast has measured it, else the most that its format holds: FP32 bits.
   uint32_t input_amax;
-  uint32_t unused;
+  // By how much FP32's largest value exceeds that for which this rank's output has room: bits.
+  uint32_t lacking_room;
 } counts_record;
 
 typedef struct squares_record {
@@ -185,6 +186,9 @@ static inline int is_coded(const fp8comm_gradient_reducer *reducer, const fp8com
   return reducer->options.algorithm == FP8COMM_NATIVE || tensor->statistics.nonfinite ||
          is_requantised(reducer, tensor);
 }
+
+// Whether what travels is rounded by no scale of an amax, which casts measure then: how much roundings add is known.
+static inline int is_measured_in_cast(const fp8comm_gradient_reducer *reducer) { return reducer->wire == FP8CORE_BF16; }
 
 static inline size_t own_begin(const gradient_slot *slot) {
   return fp8comm_part_begin(&slot->bucket->parts, slot->reducer->communicator->rank);

@@ -53,6 +53,20 @@ FP8CORE_RULE uint32_t fp8comm_native_add_rule(fp8core_dtype wire, uint32_t one, 
   return result.code;
 }
 
+// The largest magnitude for which an output has room: that rounds to its format's maximum. FP8 has scales.
+FP8CORE_RULE float fp8comm_output_room_rule(fp8core_dtype output) {
+  return output == FP8CORE_BF16 || output == FP8CORE_FP16
+           ? fp8core_bits_float(fp8core_format_of(output).max_rounding_to_max)
+           : FLT_MAX;
+}
+
+// How large the mean is. What only roundings have added, of contributions or of errors that came back, does not count:
+// no mean exceeds all gradients, nor what their formats hold. `found` is the amax of the mean as codes have it.
+FP8CORE_RULE float fp8comm_mean_magnitude_rule(float found, float gradients, float formats) {
+  const float least = found < gradients ? found : gradients;
+  return least < formats ? least : formats;
+}
+
 // Error feedback. What is cast in place of a value: with what casts have lost before, times the value's own scale.
 FP8CORE_RULE float fp8comm_corrected_rule(float value, float lost, float times) { return value + times * lost; }
 

@@ -36,6 +36,7 @@ static fp8core_status counts_add(void *data, void *sum, const void *in, size_t o
     raise_bits(&total[i].amax, record[i].amax);
     raise_bits(&total[i].nonfinite, record[i].nonfinite);
     raise_bits(&total[i].input_amax, record[i].input_amax);
+    raise_bits(&total[i].lacking_room, record[i].lacking_room);
     total[i].saturated_in_cast += record[i].saturated_in_cast;
     total[i].saturated_in_sum += record[i].saturated_in_sum;
     total[i].flushed_to_zero += record[i].flushed_to_zero;

@@ -229,7 +229,7 @@ static fp8core_status quantise_range(const gradient_slot *slot, fp8comm_gradient
     const size_t part = (size_t)source.shape[0];
     fp8core_tensor codes = vector(code_at(slot, tensor->offset + first + done), reducer->wire, part);
     codes.scale = reducer->scaled ? &tensor->statistics.wire_scale : NULL;
-    codes.amax = slot->expects ? &tensor->found_amax : NULL;
+    codes.amax = slot->expects || is_measured_in_cast(reducer) ? &tensor->found_amax : NULL;
     FP8COMM_TRY(fp8core_cast(reducer->context, &options, &source, &codes));
     done += part;
   }
@@ -291,6 +291,29 @@ fp8core_status fp8comm_gradient_quantise(void *data) {
   return FP8CORE_OK;
 }
 
+static uint32_t input_most(const fp8comm_gradient_tensor *tensor) {
+  const fp8core_dtype dtype = tensor->input.dtype;
+  return dtype == FP8CORE_FP16 || dtype == FP8CORE_BF16 ? fp8core_float_bits(fp8core_max_of(dtype)) : FP8CORE_F32_MAX;
+}
+
+static uint32_t lacking_room(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor) {
+  if (!is_for(reducer, tensor)) return 0;
+  return FP8CORE_F32_MAX - fp8core_float_bits(fp8comm_output_room_rule(tensor->output.dtype));
+}
+
+// Of the codes of native sums: of interest only where some output may lack room for them.
+static fp8core_status measure_native(const gradient_slot *slot, const fp8comm_gradient_tensor *tensor, size_t from,
+                                     size_t elements, uint32_t *amax_bits) {
+  const fp8core_dtype wire = slot->reducer->wire;
+  fp8core_tensor mean = vector(code_at(slot, from), wire, elements);
+  float amax = 0;
+  if (fp8core_max_of(wire) * tensor->sum_scale_inverse <= fp8comm_output_room_rule(FP8CORE_FP16)) return FP8CORE_OK;
+  mean.scale_inverse = &tensor->sum_scale_inverse;
+  FP8COMM_TRY(fp8core_amax(slot->reducer->context, &mean, &amax));
+  *amax_bits = fp8core_float_bits(amax);
+  return FP8CORE_OK;
+}
+
 // What this rank has to tell once its part is added up.
 fp8core_status fp8comm_gradient_count(void *data) {
   gradient_slot *slot = data;
@@ -311,13 +334,19 @@ fp8core_status fp8comm_gradient_count(void *data) {
       record->flushed_to_zero = tensor->statistics.flushed_to_zero;
     }
     record->saturated_in_sum = tensor->statistics.saturated_in_sum;
+    record->input_amax = is_measured_in_cast(reducer) ? fp8core_float_bits(tensor->found_amax) : input_most(tensor);
+    record->lacking_room = lacking_room(reducer, tensor);
     if (slot->expects) {
       const float amax = tensor->known_amax ? fabsf(tensor->known_amax_value) : tensor->found_amax;
       record->input_amax = fp8core_float_bits(amax);
       if (fp8core_amax_is_nonfinite(amax))
         record->nonfinite = (uint32_t)(reducer->communicator->size - reducer->communicator->rank);
     }
-    if (elements == 0 || reducer->options.algorithm == FP8COMM_NATIVE) continue;
+    if (elements == 0) continue;
+    if (reducer->options.algorithm == FP8COMM_NATIVE) {
+      FP8COMM_TRY(measure_native(slot, tensor, from, elements, &record->amax));
+      continue;
+    }
     if (reducer->direct) {
       record->amax = fp8core_float_bits(reducer->records[slot->bucket->first + i].mean_amax);
       continue;
@@ -335,6 +364,15 @@ fp8core_status fp8comm_gradient_count(void *data) {
     record->amax = fp8core_float_bits(amax);
   }
   return FP8CORE_OK;
+}
+
+// Whether some rank's output has no room for the mean. The same on every rank.
+static int leaves_outputs(const fp8comm_gradient_reducer *reducer, const fp8comm_gradient_tensor *tensor,
+                          const counts_record *record) {
+  const float gradients = reducer->scaled ? tensor->statistics.amax : FLT_MAX;
+  return fp8comm_mean_magnitude_rule(fp8core_bits_float(record->amax), gradients,
+                                     fp8core_bits_float(record->input_amax)) >
+         fp8core_bits_float(FP8CORE_F32_MAX - record->lacking_room);
 }
 
 // The mean of this rank's part, as it travels; and what the counts of all ranks tell.
@@ -361,6 +399,7 @@ fp8core_status fp8comm_gradient_requantise(void *data) {
       // Codes that were rounded up stand for more than FP32 has.
       statistics->nonfinite = 1;
     }
+    if (!statistics->nonfinite) statistics->nonfinite = leaves_outputs(reducer, tensor, record);
     reducer->nonfinite_tensors += statistics->nonfinite;
     update_mu(reducer, tensor);
     // Sums of codes of an infinity or a NaN, which an amax did not show, tell nothing.
@@ -449,8 +488,6 @@ static fp8core_status write_mean(const gradient_slot *slot, fp8comm_gradient_ten
   const int dense = is_dense(output);
   const size_t row = dense ? (size_t)tensor->elements : (size_t)output->shape[output->dimensions - 1];
   const size_t stride = dense ? row : (size_t)output->row_stride;
-  fp8core_cast_options options = fp8core_cast_options_default();
-  options.saturate = 0;
   for (size_t done = 0; done < elements;) {
     const size_t column = (first + done) % row, part = minimum(row - column, elements - done);
     unsigned char *to = (unsigned char *)output->data + ((first + done) / row * stride + column) * out_element;
@@ -463,7 +500,8 @@ static fp8core_status write_mean(const gradient_slot *slot, fp8comm_gradient_ten
     } else {
       fp8core_tensor target = vector(to, output->dtype, part);
       target.amax = output->amax;
-      FP8COMM_TRY(fp8core_cast(reducer->context, &options, &source, &target));
+      // Saturating: what is too large here is so by roundings only. A NaN stays one.
+      FP8COMM_TRY(fp8core_cast(reducer->context, NULL, &source, &target));
     }
     done += part;
   }

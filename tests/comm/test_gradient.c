@@ -347,6 +347,193 @@ static void nonfinite(void **unused) {
   }
 }
 
+// --- The outputs' range ---
+
+#define RANGE_COUNT 200
+
+typedef struct range_case {
+  fp8comm_gradient_algorithm algorithm;
+  fp8core_dtype wire;
+  fp8core_dtype in;
+  fp8core_dtype out;
+  int delayed;
+  int error_feedback;
+  int owned;
+  // The last rank's output is FP32.
+  int mixed;
+  int messages;
+} range_case;
+
+typedef enum range_step {
+  RANGE_BELOW,
+  RANGE_NEAR,
+  RANGE_AT,
+  RANGE_AT_AGAIN,
+  RANGE_APART,
+  RANGE_ABOVE,
+  RANGE_AFTER
+} range_step;
+
+// The largest value of a rank, in those of the output's format.
+static double range_value(range_step step, const range_case *one, int rank) {
+  switch (step) {
+  case RANGE_BELOW: return 0.6597;
+  case RANGE_NEAR: return 0.9922;
+  case RANGE_AT:
+  case RANGE_AT_AGAIN: return 1;
+  // Gradients are beyond the range, their mean is not.
+  case RANGE_APART: return one->in == FP8CORE_FP32 && one->out == FP8CORE_FP16 && rank == 0 ? 1.3 : 0.3;
+  case RANGE_ABOVE:
+    return one->in != FP8CORE_FP32    ? 1
+           : one->out == FP8CORE_BF16 ? (double)FLT_MAX / (double)fp8core_dtype_max(FP8CORE_BF16)
+                                      : 1.0005;
+  case RANGE_AFTER: break;
+  }
+  return 0.5;
+}
+
+// Whether the mean is beyond the output's range: 1: yes, 0: no, -1: the rounding of contributions may hide it.
+static int range_is_left(range_step step, const range_case *one, int ranks) {
+  // Errors that come back may leave FP32's range beside BF16's, or that of a format that the gradients do not have.
+  if (one->error_feedback && (one->out == FP8CORE_BF16 || one->in == FP8CORE_FP32)) return -1;
+  // Baselines' sums leave FP32's.
+  if (one->algorithm >= FP8COMM_BASELINE_FP32 && one->out == FP8CORE_BF16 && ranks > 1) return -1;
+  if (one->in != FP8CORE_FP32) return 0;
+  if (step == RANGE_APART) return ranks == 1 && one->out == FP8CORE_FP16;
+  if (step != RANGE_ABOVE) return 0;
+  // Native sums are rounded over and over, and delayed scales do not make the amax a code.
+  return one->algorithm == FP8COMM_NATIVE || one->delayed ? -1 : 1;
+}
+
+static void check_range_case(fp8comm_communicator *communicator, fp8core_context *context, const range_case *one) {
+  const int ranks = fp8comm_communicator_size(communicator), rank = fp8comm_communicator_rank(communicator);
+  const int64_t count = RANGE_COUNT;
+  const int owner = ranks - 1;
+  const double most = (double)fp8core_dtype_max(one->out);
+  const fp8core_dtype out_dtype = one->mixed && rank == ranks - 1 ? FP8CORE_FP32 : one->out;
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_reducer *reducer;
+  float values[RANGE_COUNT], results[RANGE_COUNT];
+  options.algorithm = one->algorithm;
+  options.wire_dtype = one->wire;
+  options.delayed_scaling = one->delayed;
+  options.error_feedback = one->error_feedback;
+  options.owners = one->owned ? &owner : NULL;
+  options.in_place = !one->messages;
+  // No value saturates as it is cast.
+  options.mu_max = 1;
+  rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 1, &count, &options));
+  double mu = 1;
+  for (range_step step = RANGE_BELOW; step <= RANGE_AFTER; step++) {
+    fp8comm_gradient_result result;
+    fp8comm_gradient_statistics statistics;
+    double mean = 0;
+    for (int i = 0; i < ranks; i++) mean += range_value(step, one, i) * most / ranks;
+    for (int i = 0; i < RANGE_COUNT; i++) {
+      const float value = (float)(range_value(step, one, rank) * most * (i % 7 - 3) / 3);
+      const uint32_t code = fp8core_encode(one->in, value, 1);
+      memcpy((unsigned char *)values + (size_t)i * fp8core_dtype_size(one->in), &code, fp8core_dtype_size(one->in));
+    }
+    const fp8core_tensor in = vector(values, one->in, count);
+    fp8core_tensor out = vector(one->in == out_dtype ? values : results, out_dtype, count);
+    rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, &in, &out, &result));
+    rank_ok(communicator, fp8comm_gradient_get_statistics(reducer, 0, &statistics));
+    const int left = range_is_left(step, one, ranks);
+#define RANGE_CHECK(condition, text, ...)                                                                              \
+  rank_check(communicator, condition, "%s, wire %s, %s to %s, %d%d%d%d%d, step %d: " text,                             \
+             fp8comm_gradient_algorithm_name(one->algorithm), fp8core_dtype_name(one->wire),                           \
+             fp8core_dtype_name(one->in), fp8core_dtype_name(one->out), one->delayed, one->error_feedback, one->owned, \
+             one->mixed, one->messages, (int)step, __VA_ARGS__)
+    RANGE_CHECK(result.nonfinite_tensors == statistics.nonfinite && (result.nonfinite_rank == -1 || left < 0),
+                "%lld tensors, first on rank %d", (long long)result.nonfinite_tensors, result.nonfinite_rank);
+    RANGE_CHECK(left < 0 || statistics.nonfinite == left, "nonfinite is %d, expected %d", statistics.nonfinite, left);
+    RANGE_CHECK(statistics.mu == mu, "mu is %g, expected %g", statistics.mu, mu);
+    mu = statistics.next_mu;
+    RANGE_CHECK(!statistics.nonfinite || mu == statistics.mu, "mu moves to %g", mu);
+    // All ranks alike.
+    int64_t told = statistics.nonfinite, all[8];
+    rank_ok(communicator, fp8comm_all_gather(communicator, &told, all, 1, FP8COMM_INT64));
+    for (int i = 0; i < ranks; i++) RANGE_CHECK(all[i] == told, "another result on rank %d", i);
+    for (int i = 0; i < RANGE_COUNT && (!one->owned || rank == owner); i++) {
+      uint32_t code = 0;
+      memcpy(&code, (unsigned char *)out.data + (size_t)i * fp8core_dtype_size(out_dtype),
+             fp8core_dtype_size(out_dtype));
+      const double got = (double)fp8core_decode(out_dtype, code), expected = mean * (i % 7 - 3) / 3;
+      // Native sums may saturate.
+      const double within = one->algorithm == FP8COMM_NATIVE ? most : 0.26 * most;
+      RANGE_CHECK(statistics.nonfinite ? isnan(got) : fabs(got - expected) <= within && isfinite(got),
+                  "element %d is %g, expected %g", i, got, expected);
+    }
+  }
+  fp8comm_gradient_destroy(&reducer);
+}
+
+static void check_range(fp8comm_communicator *communicator, void *unused) {
+  (void)unused;
+  fp8core_context_options context_options = fp8core_context_options_default();
+  fp8core_context *context;
+  context_options.threads = 1;
+  rank_ok(communicator, fp8core_context_create(&context, &context_options));
+  for (int bits = 0; bits < 1024; bits++) {
+    const range_case one = {(fp8comm_gradient_algorithm)(bits & 3),
+                            bits & 4 ? FP8CORE_E5M2 : FP8CORE_E4M3,
+                            bits & 8    ? FP8CORE_FP32
+                            : bits & 16 ? FP8CORE_FP16
+                                        : FP8CORE_BF16,
+                            bits & 16 ? FP8CORE_FP16 : FP8CORE_BF16,
+                            bits >> 5 & 1,
+                            bits >> 6 & 1,
+                            bits >> 7 & 1,
+                            bits >> 8 & 1,
+                            bits >> 9 & 1};
+    const int scaled = one.algorithm == FP8COMM_TWO_SHOT || one.algorithm == FP8COMM_NATIVE;
+    // What the baselines do not have.
+    if (!scaled && (one.wire != FP8CORE_E4M3 || one.delayed || one.error_feedback)) continue;
+    if (one.mixed && (one.owned || fp8comm_communicator_size(communicator) == 1)) continue;
+    check_range_case(communicator, context, &one);
+  }
+  fp8core_context_destroy(&context);
+}
+
+// FP16 and BF16 have less room than a rounded mean may want: never an infinity that nobody is told of.
+static void range(void **unused) {
+  (void)unused;
+  for (int ranks = 1; ranks <= 4; ranks++) run_ranks(ranks, 0, check_range, NULL);
+}
+
+// The least that FP16 has no room for, of a mean that is exact.
+static void check_least_beyond(fp8comm_communicator *communicator, void *data) {
+  static const float values[] = {65503, 65504, 65519.996F, 65520, 65536, 1e30F};
+  fp8comm_gradient_options options = fp8comm_gradient_options_default();
+  fp8comm_gradient_reducer *reducer;
+  fp8core_context *context;
+  const int64_t count = 1;
+  (void)data;
+  rank_ok(communicator, fp8core_context_create(&context, NULL));
+  options.algorithm = FP8COMM_BASELINE_FP32;
+  rank_ok(communicator, fp8comm_gradient_create(&reducer, communicator, context, 1, &count, &options));
+  for (size_t i = 0; i < COUNT(values); i++) {
+    float value = i % 2 ? -values[i] : values[i];
+    uint16_t code;
+    fp8comm_gradient_result result;
+    const fp8core_tensor in = vector(&value, FP8CORE_FP32, 1);
+    fp8core_tensor out = vector(&code, FP8CORE_FP16, 1);
+    rank_ok(communicator, fp8comm_gradient_all_reduce(reducer, &in, &out, &result));
+    const int beyond = values[i] >= 65520;
+    const float mean = fp8core_decode(FP8CORE_FP16, code);
+    rank_check(communicator, result.nonfinite_tensors == beyond && (beyond ? isnan(mean) : fabsf(mean) == 65504),
+               "%g becomes %g, %lld tensors", (double)value, (double)mean, (long long)result.nonfinite_tensors);
+  }
+  fp8comm_gradient_destroy(&reducer);
+  fp8core_context_destroy(&context);
+}
+
+static void least_beyond(void **unused) {
+  (void)unused;
+  run_ranks(1, 0, check_least_beyond, NULL);
+  run_ranks(2, 0, check_least_beyond, NULL);
+}
+
 // --- Amaxes that are known ---
 
 // Step 0: as if they were measured; 1: one that is too small; 2: one that hides a NaN; 3: one that is a NaN itself.
@@ -1419,13 +1606,14 @@ static void arguments(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(arguments),  cmocka_unit_test(native_is_the_rule),
-    cmocka_unit_test(accuracy),   cmocka_unit_test(nonfinite),
-    cmocka_unit_test(known_amax), cmocka_unit_test(error_feedback),
-    cmocka_unit_test(mu),         cmocka_unit_test(many),
-    cmocka_unit_test(owners),     cmocka_unit_test(disagreement),
-    cmocka_unit_test(strides),    cmocka_unit_test(snr),
-    cmocka_unit_test(delayed),
+    cmocka_unit_test(arguments),    cmocka_unit_test(native_is_the_rule),
+    cmocka_unit_test(accuracy),     cmocka_unit_test(nonfinite),
+    cmocka_unit_test(known_amax),   cmocka_unit_test(error_feedback),
+    cmocka_unit_test(mu),           cmocka_unit_test(many),
+    cmocka_unit_test(owners),       cmocka_unit_test(disagreement),
+    cmocka_unit_test(strides),      cmocka_unit_test(snr),
+    cmocka_unit_test(delayed),      cmocka_unit_test(range),
+    cmocka_unit_test(least_beyond),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

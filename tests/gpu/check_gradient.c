@@ -42,6 +42,8 @@ typedef struct gradient_case {
   int known;
   int feedback;
   int delayed;
+  // Means are near the largest value of their output's format, and beyond.
+  int range;
 } gradient_case;
 
 // A tensor in both memories; of FP8 with its scale.
@@ -86,13 +88,22 @@ static void free_pair(fp8core_context *context, pair *gone) {
   free(gone->host.data);
 }
 
+// The largest value of a step, in those of the output's format.
+static double range_value(int step, int index) {
+  static const double values[STEPS] = {0.6597, 0.9922, 1.0005, 1};
+  return values[step] * (index == 4   ? (double)fp8core_dtype_max(FP8CORE_FP16)
+                         : index == 2 ? (double)fp8core_dtype_max(FP8CORE_BF16)
+                                      : 1);
+}
+
 // New values: wide ones, so that some saturate and some vanish; in one step a NaN on one rank.
-static fp8core_status fill(fp8core_context *context, pair *one, int rank, int step, int index, int known) {
+static fp8core_status fill(fp8core_context *context, pair *one, int rank, int step, int index, int known, int range) {
   test_random random = {(uint64_t)(rank * 1000 + step * 100 + index + 1)};
   const size_t element = fp8core_dtype_size(one->host.dtype);
   one->scale_inverse = 0.125f * (float)(1 + step);
   for (size_t i = 0; i * element < one->bytes; i++) {
     double value = test_random_normal(&random) * exp(2 * test_random_normal(&random));
+    if (range) value = range_value(step, index) * ((double)(i % 7) - 3) / 3;
     if (step == 2 && rank == 1 && index == 3 && i == 5) value = NAN;
     const uint32_t code = fp8core_encode(one->host.dtype, (float)value, 1);
     memcpy((unsigned char *)one->host.data + i * element, &code, element);
@@ -151,6 +162,17 @@ static const char *compare(fp8core_context *context, const pair *one, const fp8c
   return what;
 }
 
+// Of a dense tensor, as all but the first are, in host memory.
+static int has_infinity(const fp8core_tensor *tensor) {
+  const size_t element = fp8core_dtype_size(tensor->dtype);
+  for (int64_t i = 0; i < fp8core_tensor_elements(tensor); i++) {
+    uint32_t code = 0;
+    memcpy(&code, (const unsigned char *)tensor->data + (size_t)i * element, element);
+    if (isinf(fp8core_decode(tensor->dtype, code))) return 1;
+  }
+  return 0;
+}
+
 static void check_case(fp8comm_communicator *communicator, void *data) {
   static const fp8core_dtype dtypes[] = {FP8CORE_FP32, FP8CORE_BF16, FP8CORE_FP16, FP8CORE_E4M3, FP8CORE_E5M2};
   const gradient_case *one = data;
@@ -180,6 +202,7 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
   // Three buckets or more.
   options.bucket_bytes = 2500;
   options.mu_initial = 4;
+  if (one->range) options.mu_initial = options.mu_max = 1;
   options.inputs_have_amax = one->known;
   options.error_feedback = one->feedback;
   options.delayed_scaling = one->delayed;
@@ -210,7 +233,7 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
       // An FP8 mean of the step before is a gradient of the next: its scale is the one that is written.
       const int again = one->in_place && step == 3 && outputs[i].host.dtype == one->wire && scaled;
       if (!again) {
-        rank_ok(communicator, fill(context, &inputs[i], rank, step, i, one->known));
+        rank_ok(communicator, fill(context, &inputs[i], rank, step, i, one->known, one->range));
         host_inputs[i] = inputs[i].host;
         device_inputs[i] = inputs[i].device;
       } else if (!one->owners) {
@@ -258,6 +281,8 @@ static void check_case(fp8comm_communicator *communicator, void *data) {
       const char *what = compare(context, &outputs[i], &host_outputs[i], &device_outputs[i]);
       rank_check(communicator, !what, "step %d, tensor %d (%s, %s): %s", step, i,
                  fp8core_dtype_name(host_inputs[i].dtype), fp8core_dtype_name(host_outputs[i].dtype), what);
+      rank_check(communicator, !one->range || i == 0 || !has_infinity(&host_outputs[i]),
+                 "step %d, tensor %d: an infinity", step, i);
     }
   }
   rank_ok(communicator, fp8comm_gradient_save(on_cpu, states[0], bytes));
@@ -299,24 +324,32 @@ static void run_case(int ranks, gradient_case *one, unsigned long long *staged) 
 static void same_as_on_the_cpu(void **unused) {
   (void)unused;
   static const gradient_case cases[] = {
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 1, 1, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E4M3, 1, 1, 0, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 1, 0, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 1, 0, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 0, 0, 0, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_POST, FP8CORE_E5M2, 1, 0, 0, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0, 0, 0},
-    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0, 0, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 0, 1, 0, 1, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E5M2, 1, 0, 0, 1, 1, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 1, 1, 0, 1, 0},
-    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1, 0},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 1},
-    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 1, 0, 0, 0, 1, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 1, 1, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E4M3, 1, 1, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 1, 0, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 1, 0, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_POST, FP8CORE_E5M2, 1, 0, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 0, 0, 0, 0, 0},
+    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 1, 1, 0, 0, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 0, 0, 1, 0, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_PRE, FP8CORE_E5M2, 1, 0, 0, 1, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 1, 1, 0, 1, 0, 0},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 1, 0, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 1, 0, 0, 0, 1, 1, 0},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 1, 0, 0, 0, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 1, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E5M2, 1, 0, 1, 0, 0, 1, 1},
+    {NULL, FP8COMM_TWO_SHOT, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 1, 0, 1, 1, 1},
+    {NULL, FP8COMM_NATIVE, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 1, 1},
+    {NULL, FP8COMM_BASELINE_FP32, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0, 1},
+    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 1, 0, 1, 0, 0, 0, 1},
+    {NULL, FP8COMM_BASELINE_BF16, FP8COMM_SCALING_AUTO, FP8CORE_E4M3, 0, 0, 0, 0, 0, 0, 1},
   };
   for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
     for (size_t i = 0; i < COUNT(cases); i++) {

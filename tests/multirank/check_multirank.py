@@ -171,9 +171,22 @@ def check_missing(program):
             expect_error(duplicate, r'rank 0 \(.*\) has a rank 1 already', 4)
         with ranks_of(program, 4, 8, only=[2], port=port) as (other_size,):
             expect_error(other_size, r'WORLD_SIZE is 4 at rank 2, but 3 at rank 0', 4)
-        # Neither kept the true one out.
+        # A second rank 0 is named on both sides, and stays for as long as the first one's place may become free.
+        with ranks_of(program, 3, 1, only=[0], port=port) as (duplicate,):
+            expect_error(duplicate, r'^rank 0 cannot listen at 127\.0\.0\.1:\d+ within 1 s: another process with RANK=0 does; '
+                         'each process needs a RANK of its own; .*MASTER_PORT', 3)
+        # None kept the true one out.
         with ranks_of(program, 3, 8, only=[2], port=port) as last:
             expect_ok(started + last)
+
+
+def check_two_roots(program):
+    port = free_port()
+    with ranks_of(program, 2, 4, only=[0], port=port) as (first,):
+        time.sleep(0.5)
+        with ranks_of(program, 2, 4, only=[0], port=port) as (second,):
+            expect_error(first, r'^rank 1 of 2 did not connect .* within 4 s; refused 1, the last from 127\.0\.0\.1:\d+, which is a second rank 0$', 6)
+            expect_error(second, r'^rank 1 of 2 did not connect .* within 4 s; another process with RANK=0 had the port for \d\.\d s of these$', 6)
 
 
 def check_faults_of_bootstrap(program):
@@ -230,7 +243,7 @@ def check_interrupts(program):
     with socket.create_server(('127.0.0.1', 0)) as server, ranks_of(program, 2, 30, only=[0], port=server.getsockname()[1]) as (root,):
         time.sleep(0.5)
         told(root)
-        expect_error(root, '^rank 0 was interrupted as it waited for .*where another program listens', 3)
+        expect_error(root, '^rank 0 was interrupted as it waited for .*where another program, perhaps another process with RANK=0, listens', 3)
     for victim, waiting in (1, 0), (0, 1), (2, 1):
         port = free_port()
         with contextlib.ExitStack() as stack:
@@ -333,7 +346,7 @@ def check_strangers(program):
 
 
 def check_bootstrap(program):
-    for check in (check_ranks, check_secrets, check_variables, check_missing, check_faults_of_bootstrap, check_interrupts, check_strangers):
+    for check in (check_ranks, check_secrets, check_variables, check_missing, check_two_roots, check_faults_of_bootstrap, check_interrupts, check_strangers):
         begun = time.monotonic()
         check(program)
         print(f'{check.__name__}: {time.monotonic() - begun:.1f} s', flush=True)
@@ -433,7 +446,20 @@ def check_slurm_variables(bootstrap, rank, variables):
 TRANSPORTS = 'posix,self', 'sm,self', 'tcp,self', None
 
 
+def check_unusable_transports(program):
+    """Messages say what the user has let UCX have."""
+    for pattern, variables in (("ucp_init.*; here UCX_TLS is 'foo'$", {'UCX_TLS': 'foo'}),
+                               ("no way from rank . to rank .*; here UCX_TLS is 'self'$", {'UCX_TLS': 'self'}),
+                               ("no way .*; here UCX_TLS is 'tcp,self' and UCX_NET_DEVICES is 'nope'$",
+                                {'UCX_TLS': 'tcp,self', 'UCX_NET_DEVICES': 'nope'})):
+        with ranks_of(program, 2, 10, 'collectives', **variables) as started:
+            for one in started:
+                expect_error(one, pattern, 5)
+    print('unusable transports', flush=True)
+
+
 def check_collectives(program):
+    check_unusable_transports(program)
     for transports in TRANSPORTS:
         for size in 1, 2, 3, 4:
             with ranks_of(program, size, 30, 'collectives', UCX_TLS=transports) as started:

@@ -14,7 +14,9 @@
  *
  * A gradient with an infinity or a NaN on any rank: every rank learns of it in the same call (the result, and the
  * tensor's statistics), the mean of that tensor is NaN throughout, so that an optimizer that looks skips the step, and
- * scaling factors stay as they were.
+ * scaling factors stay as they were. So where the mean is beyond what an output in FP16 or BF16 holds, and some value
+ * would become an infinity: the narrowest output that some rank has of the tensor decides, for all ranks. Where only
+ * roundings of what travels exceed that format, no gradient does, values saturate at its maximum instead.
  */
 #ifndef FP8COMM_GRADIENT_H
 #define FP8COMM_GRADIENT_H
@@ -186,9 +188,10 @@ FP8COMM_API void fp8comm_gradient_destroy(fp8comm_gradient_reducer **reducer);
 /** What a step did. */
 typedef struct fp8comm_gradient_result {
   /** Tensors whose gradient held an infinity or a NaN on some rank. With the baselines also those whose sum left the
-   * format's range; else those whose mean, as codes have it, left FP32's. The same on every rank. */
+   * format's range; else those whose mean, as codes have it, left FP32's; and those whose mean left that of some
+   * rank's output. The same on every rank. */
   int64_t nonfinite_tensors;
-  /** The lowest rank that had one; -1: none, or unknown (baselines, and means beyond FP32's range). */
+  /** The lowest rank that had one; -1: none, or unknown (baselines, and means beyond a format's range). */
   int nonfinite_rank;
   /** Bytes that this rank sent since the first bucket was started, counted by the transport; NCCL's are not. */
   uint64_t bytes_sent;
@@ -200,14 +203,13 @@ typedef struct fp8comm_gradient_result {
  * \param inputs one a tensor, on the context's device, of any dtype, shape and row stride, with as many elements as at
  *        creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. An amax is read when
  *        the bucket starts, where the option says so.
- * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8; of a tensor that another
- *        rank owns anything, which is left alone. Written: the data, at the end of the bucket; and scale and
- *        scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's next start, else
- *        are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the same
- *        tensor's input; any other overlap is the caller's fault.
- * \param result may be NULL.
- * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or
- *         dtype, before anything of this call is exchanged; those of communicator.h.
+ * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8, on each rank as it likes; of
+ * a tensor that another rank owns anything, which is left alone. Written: the data, at the end of the bucket; and scale
+ * and scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's next start, else are
+ * NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the same tensor's input;
+ * any other overlap is the caller's fault. \param result may be NULL. \return FP8CORE_ERROR_INVALID_ARGUMENT for a
+ * tensor that is not valid, on another device, or of another size or dtype, before anything of this call is exchanged;
+ * those of communicator.h.
  */
 FP8COMM_API fp8core_status fp8comm_gradient_all_reduce(fp8comm_gradient_reducer *reducer, const fp8core_tensor *inputs,
                                                        fp8core_tensor *outputs, fp8comm_gradient_result *result);
@@ -254,7 +256,7 @@ typedef struct fp8comm_gradient_statistics {
   /** Bytes of its elements that all ranks together sent, contributions and means. Not those of amaxes and counts, which
    * are the bucket's, nor of \p measure_snr. */
   uint64_t bytes_sent;
-  /** Whether some rank's gradient held an infinity or a NaN. */
+  /** Whether it counts as not finite: fp8comm_gradient_result. */
   int nonfinite;
   /** Largest magnitude on any rank; of the mean with the baselines. Of a tensor that is not finite it says nothing. */
   float amax;

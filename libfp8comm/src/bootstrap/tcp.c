@@ -34,6 +34,9 @@
 #define SECOND INT64_C(1000000000)
 // Between two looks at whether the waiting is to end.
 #define LOOK_MILLISECONDS 100
+// How often rank 0 asks who listens at its port, until it is told, and how long it waits for an answer.
+#define KNOCKS 3
+#define KNOCK_PATIENCE (SECOND / 2)
 
 typedef struct peer {
   // -1: not connected.
@@ -63,7 +66,10 @@ typedef struct tcp_bootstrap {
   int broken;
   // Connections to be drained before they are closed, so that what was sent last is not lost.
   int draining;
-  // Rank 0: [ranks], of which the first is unused. Else one: rank 0.
+  // Rank 0: for how long another program had the port; whether that is known to be a rank 0 too.
+  int64_t port_was_taken;
+  int has_rival;
+  // Rank 0: [ranks], of which the first is that of another program that has the port. Else one: rank 0.
   peer *peers;
   struct pollfd *polled;
 } tcp_bootstrap;
@@ -315,6 +321,137 @@ static read_result continue_reading(peer *from) {
   }
 }
 
+// ---- Towards rank 0
+
+// What became of one attempt to connect.
+typedef enum attempt { ATTEMPT_CONNECTED, ATTEMPT_AGAIN, ATTEMPT_FAILED } attempt;
+
+// Waits for the whole of a message. 0: all there; else what is wrong, or "" where the time is over.
+static const char *receive_message(tcp_bootstrap *tcp, int fd, uint8_t *message, size_t bytes, int64_t deadline) {
+  size_t have = 0;
+  while (have < bytes) {
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    if (now() >= deadline || is_interrupted(tcp)) return "";
+    if (wait_for(&polled, 1, deadline) < 0) return strerror(errno);
+    if (!polled.revents) continue;
+    const ssize_t got = receive(fd, message + have, bytes - have);
+    if (got == 0) return "it closed the connection";
+    if (got < 0 && would_block()) continue;
+    if (got < 0) return strerror(errno);
+    have += (size_t)got;
+    // At once, not when a stranger has sent as much as one of ours would.
+    if (!fp8comm_wire_is_magic(message, have)) break;
+  }
+  return NULL;
+}
+
+static attempt shake_hands(tcp_bootstrap *tcp, peer *root, int64_t deadline, char *reason, size_t reason_bytes) {
+  const uint32_t rank = (uint32_t)tcp->base.rank;
+  fp8comm_wire_nonces nonces;
+  uint8_t greeting[FP8COMM_WIRE_GREETING_BYTES];
+  uint8_t verdict[FP8COMM_WIRE_VERDICT_BYTES];
+  const char *wrong = receive_message(tcp, root->fd, greeting, sizeof(greeting), deadline);
+  if (!wrong && !fp8comm_wire_is_magic(greeting, FP8COMM_WIRE_MAGIC_BYTES)) {
+    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER,
+                                 "what listens at %s is not rank 0 of this version of libfp8comm; choose another "
+                                 "MASTER_PORT, or FP8COMM_PORT for libfp8comm alone",
+                                 root->address);
+    return ATTEMPT_FAILED;
+  }
+  if (!wrong) {
+    fp8comm_wire_get_greeting(greeting, nonces.root);
+    if (random_bytes(nonces.other, sizeof(nonces.other)) != FP8CORE_OK) return ATTEMPT_FAILED;
+    uint8_t hello[FP8COMM_WIRE_HELLO_BYTES];
+    fp8comm_wire_put_hello(hello, tcp->secret, &nonces, rank, (uint32_t)tcp->base.ranks);
+    wrong = send_at_once(root->fd, hello, sizeof(hello)) ? NULL : strerror(errno);
+  }
+  if (!wrong) wrong = receive_message(tcp, root->fd, verdict, sizeof(verdict), deadline);
+  // Dropped without a verdict, as one of too many connections may be: once more.
+  if (wrong) {
+    (void)snprintf(reason, reason_bytes, "%s: %s", root->address, *wrong ? wrong : "it accepts, but does not answer");
+    return ATTEMPT_AGAIN;
+  }
+  uint32_t code;
+  uint32_t value;
+  if (!fp8comm_wire_get_verdict(verdict, tcp->secret, &nonces, rank, &code, &value)) {
+    (void)fp8core_set_last_error(
+      FP8CORE_ERROR_PEER, "rank %d and what answers at %s as rank 0 do not have the same FP8COMM_SECRET (here it %s)",
+      tcp->base.rank, root->address, tcp->has_secret ? "is set" : "is not set");
+    return ATTEMPT_FAILED;
+  }
+  // Who says so is one, and this one has knocked at its own address.
+  tcp->has_rival = rank == 0;
+  switch (code) {
+  case FP8COMM_WIRE_ACCEPTED:
+    fp8comm_wire_open_session(&root->session, tcp->secret, &nonces, rank);
+    return ATTEMPT_CONNECTED;
+  case FP8COMM_WIRE_DUPLICATE:
+    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER,
+                                 "rank 0 (%s) has a rank %d already: each process needs a RANK of its own",
+                                 root->address, tcp->base.rank);
+    return ATTEMPT_FAILED;
+  case FP8COMM_WIRE_OTHER_SIZE:
+    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER, "WORLD_SIZE is %d at rank %d, but %" PRIu32 " at rank 0 (%s)",
+                                 tcp->base.ranks, tcp->base.rank, value, root->address);
+    return ATTEMPT_FAILED;
+  default:
+    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank 0 (%s) refused rank %d of %d", root->address, tcp->base.rank,
+                                 tcp->base.ranks);
+    return ATTEMPT_FAILED;
+  }
+}
+
+// A socket whose port happened to be the one that it called is connected with itself, and in rank 0's way.
+static int is_connected_to_itself(int fd) {
+  struct sockaddr_storage here;
+  struct sockaddr_storage there;
+  socklen_t here_length = sizeof(here);
+  socklen_t there_length = sizeof(there);
+  memset(&here, 0, sizeof(here));
+  memset(&there, 0, sizeof(there));
+  return getsockname(fd, (struct sockaddr *)&here, &here_length) == 0 &&
+         getpeername(fd, (struct sockaddr *)&there, &there_length) == 0 && here_length == there_length &&
+         memcmp(&here, &there, here_length) == 0;
+}
+
+static attempt try_to_connect(tcp_bootstrap *tcp, const struct sockaddr *address, socklen_t length, int64_t deadline,
+                              char *reason, size_t reason_bytes) {
+  peer *const root = &tcp->peers[0];
+  print_address(root->address, address, length);
+  root->fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  int error = root->fd < 0 || connect(root->fd, address, length) != 0 ? errno : 0;
+  if (error == EINPROGRESS || error == EINTR) {
+    // A host that drops packets is given up for the next address, or the next try, long before the deadline.
+    int64_t patience = now() + 3 * SECOND;
+    if (patience > deadline) patience = deadline;
+    struct pollfd polled = {.fd = root->fd, .events = POLLOUT};
+    error = ETIMEDOUT;
+    while (now() < patience && !is_interrupted(tcp)) {
+      if (wait_for(&polled, 1, patience) > 0) {
+        socklen_t error_bytes = sizeof(error);
+        if (getsockopt(root->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) != 0) error = errno;
+        break;
+      }
+    }
+  }
+  attempt result = ATTEMPT_AGAIN;
+  if (tcp->interrupted) {
+    // What was wrong before is the better reason.
+    close_fd(&root->fd);
+    return result;
+  }
+  if (error) {
+    (void)snprintf(reason, reason_bytes, "%s: %s", root->address, strerror(error));
+  } else if (is_connected_to_itself(root->fd)) {
+    (void)snprintf(reason, reason_bytes, "%s: no one listens", root->address);
+  } else {
+    set_no_delay(root->fd);
+    result = shake_hands(tcp, root, deadline, reason, reason_bytes);
+  }
+  if (result != ATTEMPT_CONNECTED) close_fd(&root->fd);
+  return result;
+}
+
 // ---- Rank 0
 
 // Sets the error and tells the ranks that are there, as far as each takes it at once and is not in the middle of a
@@ -407,7 +544,10 @@ static int hear_hello(tcp_bootstrap *tcp, doorkeeper *door, int index) {
   case FP8COMM_WIRE_OTHER_SIZE:
     (void)snprintf(reason, sizeof(reason), "is rank %" PRIu32 " of %" PRIu32 " ranks", rank, ranks);
     break;
-  case FP8COMM_WIRE_NO_SUCH_RANK: (void)snprintf(reason, sizeof(reason), "says that it is rank %" PRIu32, rank); break;
+  case FP8COMM_WIRE_NO_SUCH_RANK:
+    (void)snprintf(reason, sizeof(reason), rank == 0 ? "is a second rank %" PRIu32 : "says that it is rank %" PRIu32,
+                   rank);
+    break;
   case FP8COMM_WIRE_ACCEPTED: (void)snprintf(reason, sizeof(reason), "left as it was accepted"); break;
   }
   if (code != FP8COMM_WIRE_ACCEPTED || !told) {
@@ -477,6 +617,34 @@ static fp8core_status let_in(tcp_bootstrap *tcp, doorkeeper *door, int listener)
   }
 }
 
+// Who has the port of rank 0.
+static const char *name_rival(const tcp_bootstrap *tcp) {
+  return tcp->has_rival ? "another process with RANK=0" : "another program, perhaps another process with RANK=0,";
+}
+
+// bind(), as often as another program has the port. It is asked who it is: of two that say that they are rank 0 the one
+// that listens is told so as well.
+static int bind_in_time(tcp_bootstrap *tcp, int fd, const struct sockaddr *address, socklen_t length,
+                        int64_t deadline) {
+  const int64_t begun = now();
+  char reason[ADDRESS_CHARS + 128];
+  attempt answer = ATTEMPT_AGAIN;
+  for (int tries = 0;; tries++) {
+    const int bound = bind(fd, address, length);
+    if (bound == 0 || errno != EADDRINUSE) return bound;
+    if (now() >= deadline || is_interrupted(tcp)) {
+      errno = EADDRINUSE;
+      return -1;
+    }
+    if (tries < KNOCKS && answer == ATTEMPT_AGAIN) {
+      const int64_t patience = now() + KNOCK_PATIENCE;
+      answer = try_to_connect(tcp, address, length, patience < deadline ? patience : deadline, reason, sizeof(reason));
+    }
+    (void)poll(NULL, 0, 50);
+    if (now() - begun > tcp->port_was_taken) tcp->port_was_taken = now() - begun;
+  }
+}
+
 static fp8core_status open_listeners(tcp_bootstrap *tcp, doorkeeper *door, const address_list *list, int64_t deadline) {
   char text[ADDRESS_CHARS];
   int error = 0;
@@ -492,23 +660,22 @@ static fp8core_status open_listeners(tcp_bootstrap *tcp, doorkeeper *door, const
     // After a run that just ended the port is free at once, but never shared with one that still listens.
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (address->sa_family == AF_INET6) (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
-    int bound;
-    while ((bound = bind(fd, address, list->lengths[i])) != 0 && errno == EADDRINUSE && now() < deadline &&
-           !is_interrupted(tcp))
-      (void)poll(NULL, 0, 50);
+    const int bound = bind_in_time(tcp, fd, address, list->lengths[i], deadline);
     if (bound != 0 || listen(fd, SOMAXCONN) != 0) {
       error = errno;
       (void)close(fd);
       print_address(text, address, list->lengths[i]);
       // Half of the ranks might try that address and find a stranger.
       if (tcp->interrupted) {
-        return fp8core_set_last_error(
-          FP8CORE_ERROR_INTERRUPTED, "rank 0 was interrupted as it waited for %s, where another program listens", text);
+        return fp8core_set_last_error(FP8CORE_ERROR_INTERRUPTED,
+                                      "rank 0 was interrupted as it waited for %s, where %s listens", text,
+                                      name_rival(tcp));
       }
       if (error == EADDRINUSE) {
-        return fp8comm_invalid("rank 0 cannot listen at %s within %g s: another program does; choose another "
-                               "MASTER_PORT, or FP8COMM_PORT for libfp8comm alone",
-                               text, tcp->wait.timeout_seconds);
+        return fp8comm_invalid("rank 0 cannot listen at %s within %g s: %s does; %schoose another MASTER_PORT, or "
+                               "FP8COMM_PORT for libfp8comm alone",
+                               text, tcp->wait.timeout_seconds, name_rival(tcp),
+                               tcp->has_rival ? "each process needs a RANK of its own; of another run, " : "");
       }
       continue;
     }
@@ -532,13 +699,19 @@ static fp8core_status say_who_is_missing(tcp_bootstrap *tcp, const doorkeeper *d
   char ranks[128];
   const int count = list_ranks(tcp, is_absent, ranks, sizeof(ranks));
   char refusals[sizeof(door->last_refusal) + 64];
-  refusals[0] = 0;
+  char rival[160];
+  refusals[0] = rival[0] = 0;
+  if (tcp->port_was_taken > 0) {
+    (void)snprintf(rival, sizeof(rival), "; %s had the port for %.1f s of these", name_rival(tcp),
+                   (double)tcp->port_was_taken / (double)SECOND);
+  }
   if (door->refused > 0) {
     (void)snprintf(refusals, sizeof(refusals), "; refused %" PRIu64 ", the last from %s", door->refused,
                    door->last_refusal);
   }
-  return give_up(tcp, FP8CORE_ERROR_TIMEOUT, "%s %s of %d did not connect to rank 0 at %s within %g s%s",
-                 count > 1 ? "ranks" : "rank", ranks, tcp->base.ranks, tcp->place, tcp->wait.timeout_seconds, refusals);
+  return give_up(tcp, FP8CORE_ERROR_TIMEOUT, "%s %s of %d did not connect to rank 0 at %s within %g s%s%s",
+                 count > 1 ? "ranks" : "rank", ranks, tcp->base.ranks, tcp->place, tcp->wait.timeout_seconds, rival,
+                 refusals);
 }
 
 static fp8core_status gather_ranks(tcp_bootstrap *tcp, doorkeeper *door, int64_t deadline) {
@@ -672,133 +845,6 @@ static fp8core_status root_all_gather(tcp_bootstrap *tcp, size_t bytes, uint8_t 
 }
 
 // ---- Other ranks
-
-// What became of one attempt to connect.
-typedef enum attempt { ATTEMPT_CONNECTED, ATTEMPT_AGAIN, ATTEMPT_FAILED } attempt;
-
-// Waits for the whole of a message. 0: all there; else what is wrong, or "" where the time is over.
-static const char *receive_message(tcp_bootstrap *tcp, int fd, uint8_t *message, size_t bytes, int64_t deadline) {
-  size_t have = 0;
-  while (have < bytes) {
-    struct pollfd polled = {.fd = fd, .events = POLLIN};
-    if (now() >= deadline || is_interrupted(tcp)) return "";
-    if (wait_for(&polled, 1, deadline) < 0) return strerror(errno);
-    if (!polled.revents) continue;
-    const ssize_t got = receive(fd, message + have, bytes - have);
-    if (got == 0) return "it closed the connection";
-    if (got < 0 && would_block()) continue;
-    if (got < 0) return strerror(errno);
-    have += (size_t)got;
-    // At once, not when a stranger has sent as much as one of ours would.
-    if (!fp8comm_wire_is_magic(message, have)) break;
-  }
-  return NULL;
-}
-
-static attempt shake_hands(tcp_bootstrap *tcp, peer *root, int64_t deadline, char *reason, size_t reason_bytes) {
-  const uint32_t rank = (uint32_t)tcp->base.rank;
-  fp8comm_wire_nonces nonces;
-  uint8_t greeting[FP8COMM_WIRE_GREETING_BYTES];
-  uint8_t verdict[FP8COMM_WIRE_VERDICT_BYTES];
-  const char *wrong = receive_message(tcp, root->fd, greeting, sizeof(greeting), deadline);
-  if (!wrong && !fp8comm_wire_is_magic(greeting, FP8COMM_WIRE_MAGIC_BYTES)) {
-    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER,
-                                 "what listens at %s is not rank 0 of this version of libfp8comm; choose another "
-                                 "MASTER_PORT, or FP8COMM_PORT for libfp8comm alone",
-                                 root->address);
-    return ATTEMPT_FAILED;
-  }
-  if (!wrong) {
-    fp8comm_wire_get_greeting(greeting, nonces.root);
-    if (random_bytes(nonces.other, sizeof(nonces.other)) != FP8CORE_OK) return ATTEMPT_FAILED;
-    uint8_t hello[FP8COMM_WIRE_HELLO_BYTES];
-    fp8comm_wire_put_hello(hello, tcp->secret, &nonces, rank, (uint32_t)tcp->base.ranks);
-    wrong = send_at_once(root->fd, hello, sizeof(hello)) ? NULL : strerror(errno);
-  }
-  if (!wrong) wrong = receive_message(tcp, root->fd, verdict, sizeof(verdict), deadline);
-  // Dropped without a verdict, as one of too many connections may be: once more.
-  if (wrong) {
-    (void)snprintf(reason, reason_bytes, "%s: %s", root->address, *wrong ? wrong : "it accepts, but does not answer");
-    return ATTEMPT_AGAIN;
-  }
-  uint32_t code;
-  uint32_t value;
-  if (!fp8comm_wire_get_verdict(verdict, tcp->secret, &nonces, rank, &code, &value)) {
-    (void)fp8core_set_last_error(
-      FP8CORE_ERROR_PEER, "rank %d and what answers at %s as rank 0 do not have the same FP8COMM_SECRET (here it %s)",
-      tcp->base.rank, root->address, tcp->has_secret ? "is set" : "is not set");
-    return ATTEMPT_FAILED;
-  }
-  switch (code) {
-  case FP8COMM_WIRE_ACCEPTED:
-    fp8comm_wire_open_session(&root->session, tcp->secret, &nonces, rank);
-    return ATTEMPT_CONNECTED;
-  case FP8COMM_WIRE_DUPLICATE:
-    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER,
-                                 "rank 0 (%s) has a rank %d already: each process needs a RANK of its own",
-                                 root->address, tcp->base.rank);
-    return ATTEMPT_FAILED;
-  case FP8COMM_WIRE_OTHER_SIZE:
-    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER, "WORLD_SIZE is %d at rank %d, but %" PRIu32 " at rank 0 (%s)",
-                                 tcp->base.ranks, tcp->base.rank, value, root->address);
-    return ATTEMPT_FAILED;
-  default:
-    (void)fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank 0 (%s) refused rank %d of %d", root->address, tcp->base.rank,
-                                 tcp->base.ranks);
-    return ATTEMPT_FAILED;
-  }
-}
-
-// A socket whose port happened to be the one that it called is connected with itself, and in rank 0's way.
-static int is_connected_to_itself(int fd) {
-  struct sockaddr_storage here;
-  struct sockaddr_storage there;
-  socklen_t here_length = sizeof(here);
-  socklen_t there_length = sizeof(there);
-  memset(&here, 0, sizeof(here));
-  memset(&there, 0, sizeof(there));
-  return getsockname(fd, (struct sockaddr *)&here, &here_length) == 0 &&
-         getpeername(fd, (struct sockaddr *)&there, &there_length) == 0 && here_length == there_length &&
-         memcmp(&here, &there, here_length) == 0;
-}
-
-static attempt try_to_connect(tcp_bootstrap *tcp, const struct sockaddr *address, socklen_t length, int64_t deadline,
-                              char *reason, size_t reason_bytes) {
-  peer *const root = &tcp->peers[0];
-  print_address(root->address, address, length);
-  root->fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  int error = root->fd < 0 || connect(root->fd, address, length) != 0 ? errno : 0;
-  if (error == EINPROGRESS || error == EINTR) {
-    // A host that drops packets is given up for the next address, or the next try, long before the deadline.
-    int64_t patience = now() + 3 * SECOND;
-    if (patience > deadline) patience = deadline;
-    struct pollfd polled = {.fd = root->fd, .events = POLLOUT};
-    error = ETIMEDOUT;
-    while (now() < patience && !is_interrupted(tcp)) {
-      if (wait_for(&polled, 1, patience) > 0) {
-        socklen_t error_bytes = sizeof(error);
-        if (getsockopt(root->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) != 0) error = errno;
-        break;
-      }
-    }
-  }
-  attempt result = ATTEMPT_AGAIN;
-  if (tcp->interrupted) {
-    // What was wrong before is the better reason.
-    close_fd(&root->fd);
-    return result;
-  }
-  if (error) {
-    (void)snprintf(reason, reason_bytes, "%s: %s", root->address, strerror(error));
-  } else if (is_connected_to_itself(root->fd)) {
-    (void)snprintf(reason, reason_bytes, "%s: no one listens", root->address);
-  } else {
-    set_no_delay(root->fd);
-    result = shake_hands(tcp, root, deadline, reason, reason_bytes);
-  }
-  if (result != ATTEMPT_CONNECTED) close_fd(&root->fd);
-  return result;
-}
 
 static fp8core_status start_other(tcp_bootstrap *tcp, const address_list *list, int64_t deadline) {
   char reason[ADDRESS_CHARS + 128] = "no try has ended";

@@ -40,6 +40,8 @@
 #define READ_BYTES ((size_t)4 << 20)
 // Far above any worker's address (a few hundred bytes), far below what a table of all ranks could not bear.
 #define ADDRESS_BYTES_LIMIT 65536
+// Of what a message says of the user's variables.
+#define VARIABLES_CHARS 256
 
 typedef struct ucx_endpoint ucx_endpoint;
 
@@ -173,20 +175,37 @@ static fp8core_status no_memory(void) {
   return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "no memory for the UCX transport");
 }
 
+// What the user lets UCX have, for messages: "; here UCX_TLS is 'tcp'"; nothing where nothing is set.
+static const char *say_variables(char *text, size_t bytes) {
+  static const char *const names[] = {"UCX_TLS", "UCX_NET_DEVICES"};
+  size_t used = 0;
+  text[0] = 0;
+  for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    const char *const value = getenv(names[i]);
+    if (value && used < bytes)
+      used +=
+        (size_t)snprintf(text + used, bytes - used, "%s %s is '%.80s'", used == 0 ? "; here" : " and", names[i], value);
+  }
+  return text;
+}
+
 static fp8core_status ucx_failed(const char *call, ucs_status_t status) {
+  char variables[VARIABLES_CHARS];
   return fp8core_set_last_error(status == UCS_ERR_NO_MEMORY ? FP8CORE_ERROR_OUT_OF_MEMORY : FP8CORE_ERROR_PEER,
-                                "UCX: %s failed: %s", call, ucs_status_string(status));
+                                "UCX: %s failed: %s%s", call, ucs_status_string(status),
+                                say_variables(variables, sizeof(variables)));
 }
 
 static fp8core_status say_gone(const ucx_endpoint *ucx, int peer) {
   const ucs_status_t reason = ucx->peers[peer].reason;
+  char variables[VARIABLES_CHARS];
   if (reason == UCS_OK)
     return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d has left: it has destroyed its communicator", peer);
   if (reason == UCS_ERR_UNREACHABLE) {
     return fp8core_set_last_error(FP8CORE_ERROR_PEER,
                                   "UCX has no way from rank %d to rank %d; expected a network that both had when they "
-                                  "started, among UCX_NET_DEVICES, and a transport for it, among UCX_TLS",
-                                  ucx->rank, peer);
+                                  "started, among UCX_NET_DEVICES, and a transport for it, among UCX_TLS%s",
+                                  ucx->rank, peer, say_variables(variables, sizeof(variables)));
   }
   return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d is gone or cannot be reached (UCX: %s)", peer,
                                 ucs_status_string(reason));
@@ -911,11 +930,12 @@ static fp8core_status open_worker(ucx_endpoint *ucx, const fp8comm_endpoint_opti
                                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
   status = ucp_worker_create(ucx->context, &worker_parameters, &ucx->worker);
   if (status != UCS_OK) {
+    char variables[VARIABLES_CHARS];
     ucx->worker = NULL;
     return fp8core_set_last_error(status == UCS_ERR_NO_MEMORY ? FP8CORE_ERROR_OUT_OF_MEMORY : FP8CORE_ERROR_PEER,
                                   "UCX: ucp_worker_create() failed: %s; where /dev/shm is full or small (10 MiB a rank "
-                                  "are wanted), UCX_TLS=tcp,self does without",
-                                  ucs_status_string(status));
+                                  "are wanted), UCX_TLS=tcp,self does without%s",
+                                  ucs_status_string(status), say_variables(variables, sizeof(variables)));
   }
   if (ucp_worker_get_efd(ucx->worker, &ucx->event_fd) != UCS_OK) ucx->event_fd = -1;
   const struct {
