@@ -203,11 +203,11 @@ typedef struct fp8comm_gradient_result {
  * \param inputs one a tensor, on the context's device, of any dtype, shape and row stride, with as many elements as at
  *        creation; FP8 ones with their scale_inverse. Ranks may have different dtypes and shapes. An amax is read when
  *        the bucket starts, where the option says so.
- * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8, on each rank as it likes; of
- *        a tensor that another rank owns anything, which is left alone. Written: the data, at the end of the bucket; and
- *        scale and scale_inverse, which with FP8 point to floats of the reducer's that hold until the tensor's next
- *        start, else are NULL. amax is raised as by fp8core_cast(). In place where an output has the data pointer of the
- *        same tensor's input; any other overlap is the caller's fault.
+ * \param outputs one a tensor, with as many elements: FP32, BF16, FP16, or the wire's FP8, on each rank as it likes;
+ *        of a tensor that another rank owns anything, which is left alone. Written: the data, at the end of the
+ *        bucket; and scale and scale_inverse, which with FP8 point to floats of the reducer's that hold until the
+ *        tensor's next start, else are NULL. amax is raised as by fp8core_cast(). In place where an output has the
+ *        data pointer of the same tensor's input; any other overlap is the caller's fault.
  * \param result may be NULL.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT for a tensor that is not valid, on another device, or of another size or
  *         dtype, before anything of this call is exchanged; those of communicator.h.
