@@ -138,14 +138,9 @@ fp8core_status fp8comm_gradient_begin_on_device(gradient_slot *slot) {
 
 fp8core_status fp8comm_gradient_measured(void *data) {
   gradient_slot *slot = data;
-  const fp8comm_communicator *communicator = slot->reducer->communicator;
   const int64_t count = slot->bucket->count;
   slot->amaxes[count] = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const float amax = fabsf(slot->reducer->records[slot->bucket->first + i].amax);
-    slot->amaxes[i] = fp8core_float_bits(amax);
-    if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
-  }
+  for (int64_t i = 0; i < count; i++) note_amax(slot, i, fabsf(slot->reducer->records[slot->bucket->first + i].amax));
   return FP8CORE_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "device.h"
 #include "gradient.h"
 #include "internal.h"
+#include "numerics.h"
 
 // Elements that are converted at once: in and out stay in the first two caches.
 #define CHUNK 16384
@@ -218,6 +219,14 @@ static inline fp8core_status convert(const gradient_slot *slot, void *out, fp8co
 }
 
 static inline int is_dense(const fp8core_tensor *tensor) { return tensor->row_stride == 0 || tensor->dimensions < 2; }
+
+// A tensor of the bucket has this amax here; the last place tells of one that is not finite.
+static inline void note_amax(gradient_slot *slot, int64_t index, float amax) {
+  const fp8comm_communicator *communicator = slot->reducer->communicator;
+  slot->amaxes[index] = fp8core_float_bits(amax);
+  if (fp8core_amax_is_nonfinite(amax))
+    slot->amaxes[slot->bucket->count] = (uint32_t)(communicator->size - communicator->rank);
+}
 
 // The input's elements from `first` on, up to `elements` of them: as many as lie together.
 static inline fp8core_tensor input_part(const fp8comm_gradient_tensor *tensor, size_t first, size_t elements) {

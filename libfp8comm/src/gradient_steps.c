@@ -196,7 +196,6 @@ static void update_mu(const fp8comm_gradient_reducer *reducer, fp8comm_gradient_
 // Amaxes of this rank's gradients.
 fp8core_status fp8comm_gradient_measure(void *data) {
   gradient_slot *slot = data;
-  const fp8comm_communicator *communicator = slot->reducer->communicator;
   const int64_t count = slot->bucket->count;
   slot->amaxes[count] = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -209,8 +208,7 @@ fp8core_status fp8comm_gradient_measure(void *data) {
       amax = 0;
       FP8COMM_TRY(fp8core_amax(slot->reducer->context, &tensor->input, &amax));
     }
-    slot->amaxes[i] = fp8core_float_bits(amax);
-    if (fp8core_amax_is_nonfinite(amax)) slot->amaxes[count] = (uint32_t)(communicator->size - communicator->rank);
+    note_amax(slot, i, amax);
   }
   return FP8CORE_OK;
 }

@@ -122,3 +122,15 @@ def running(commands, folders=None, host='127.0.0.1', port=None, settings=None, 
 def finish(started, patience=PATIENCE):
     """Exit code, output and errors of each."""
     return [one.finish(patience) for one in started]
+
+
+def finish_train(test, started, expect):
+    """What finish() gives, of ranks of `fp8lm train` that all end with this exit code."""
+    ends = finish(started)
+    for code, _, _ in ends:
+        test.assertEqual(code, expect)
+    if expect == 0:
+        # Rank 0 speaks for all.
+        for _, out, errors in ends[1:]:
+            test.assertEqual((out, errors), ("", ""))
+    return ends

@@ -227,18 +227,32 @@ uint64_t fp8lm_loader_tokens(const fp8lm_loader *loader, fp8lm_split split) {
   return sum;
 }
 
-uint32_t fp8lm_loader_vocabulary(const fp8lm_loader *loader) {
-  uint32_t largest = 0;
-  for (int m = 0; m < 2; m++) {
-    const mixture *all = &loader->mixtures[m];
-    for (size_t i = 0; i < 2 * all->count; i++) {
-      const part *tokens = &all->sources[i / 2].parts[i % 2];
-      for (size_t k = 0; k < tokens->shard_count; k++) {
-        const uint32_t vocabulary = tokens->shards[k].shard.vocabulary;
-        largest = vocabulary > largest ? vocabulary : largest;
-      }
+// A shard among those of all parts of all sources: of both mixtures, one after the other.
+typedef struct shard_place {
+  int mixture;
+  // Two of each source.
+  size_t part;
+  size_t shard;
+  const part *tokens;
+} shard_place;
+
+// The shard there, or the first one after it; NULL: no more.
+static const open_shard *find_shard(const fp8lm_loader *loader, shard_place *at) {
+  for (; at->mixture < 2; at->mixture++, at->part = 0) {
+    const mixture *all = &loader->mixtures[at->mixture];
+    for (; at->part < 2 * all->count; at->part++, at->shard = 0) {
+      at->tokens = &all->sources[at->part / 2].parts[at->part % 2];
+      if (at->shard < at->tokens->shard_count) return &at->tokens->shards[at->shard];
     }
   }
+  return NULL;
+}
+
+uint32_t fp8lm_loader_vocabulary(const fp8lm_loader *loader) {
+  uint32_t largest = 0;
+  shard_place at = {0, 0, 0, NULL};
+  for (const open_shard *one; (one = find_shard(loader, &at)); at.shard++)
+    largest = one->shard.vocabulary > largest ? one->shard.vocabulary : largest;
   return largest;
 }
 
@@ -489,49 +503,34 @@ void fp8lm_loader_destroy(fp8lm_loader **loader) {
 
 uint32_t fp8lm_loader_fingerprint(const fp8lm_loader *loader) {
   uint32_t crc = 0;
-  for (int m = 0; m < 2; m++) {
-    const mixture *all = &loader->mixtures[m];
-    for (size_t i = 0; i < 2 * all->count; i++) {
-      const part *tokens = &all->sources[i / 2].parts[i % 2];
-      for (size_t k = 0; k < tokens->shard_count; k++) {
-        const fp8lm_shard *shard = &tokens->shards[k].shard;
-        const uint64_t header[] = {i, shard->count, shard->width, shard->vocabulary, shard->checksum};
-        crc = fp8lm_crc32(crc, header, sizeof(header));
-      }
-    }
+  shard_place at = {0, 0, 0, NULL};
+  for (const open_shard *one; (one = find_shard(loader, &at)); at.shard++) {
+    const fp8lm_shard *shard = &one->shard;
+    const uint64_t header[] = {at.part, shard->count, shard->width, shard->vocabulary, shard->checksum};
+    crc = fp8lm_crc32(crc, header, sizeof(header));
   }
   return crc;
 }
 
 uint32_t fp8lm_loader_files(const fp8lm_loader *loader) {
   uint32_t crc = 0;
-  for (int m = 0; m < 2; m++) {
-    const mixture *all = &loader->mixtures[m];
-    for (size_t i = 0; i < 2 * all->count; i++) {
-      const part *tokens = &all->sources[i / 2].parts[i % 2];
-      for (size_t k = 0; k < tokens->shard_count; k++) {
-        struct stat file;
-        if (stat(tokens->shards[k].path, &file) != 0) memset(&file, 0, sizeof(file));
-        const uint64_t identity[] = {(uint64_t)file.st_dev, (uint64_t)file.st_ino};
-        crc = fp8lm_crc32(crc, identity, sizeof(identity));
-      }
-    }
+  shard_place at = {0, 0, 0, NULL};
+  for (const open_shard *one; (one = find_shard(loader, &at)); at.shard++) {
+    struct stat file;
+    if (stat(one->path, &file) != 0) memset(&file, 0, sizeof(file));
+    const uint64_t identity[] = {(uint64_t)file.st_dev, (uint64_t)file.st_ino};
+    crc = fp8lm_crc32(crc, identity, sizeof(identity));
   }
   return crc;
 }
 
 fp8core_status fp8lm_loader_check(const fp8lm_loader *loader) {
-  for (int m = 0; m < 2; m++) {
-    const mixture *all = &loader->mixtures[m];
-    for (size_t i = 0; i < 2 * all->count; i++) {
-      const part *tokens = &all->sources[i / 2].parts[i % 2];
-      // The tail of the first part, in the same shards.
-      if (i % 2 == FP8LM_VALIDATION && tokens->begin > 0) continue;
-      for (size_t k = 0; k < tokens->shard_count; k++) {
-        const fp8core_status status = fp8lm_shard_check(&tokens->shards[k].shard, loader->vocabulary);
-        if (status != FP8CORE_OK) return name_error(status, tokens->shards[k].path);
-      }
-    }
+  shard_place at = {0, 0, 0, NULL};
+  for (const open_shard *one; (one = find_shard(loader, &at)); at.shard++) {
+    // The tail of the first part, in the same shards.
+    if (at.part % 2 == FP8LM_VALIDATION && at.tokens->begin > 0) continue;
+    const fp8core_status status = fp8lm_shard_check(&one->shard, loader->vocabulary);
+    if (status != FP8CORE_OK) return name_error(status, one->path);
   }
   return FP8CORE_OK;
 }

@@ -126,7 +126,7 @@ static fp8core_status compare_folders(const run *now) {
   char text[64] = "";
   char found[sizeof(text)] = "";
   fp8core_status status = FP8CORE_OK;
-  if (now->ranks.size == 1 || !settings->save || fp8lm_train_zero_stage(settings) == 0) return FP8CORE_OK;
+  if (now->ranks.size == 1 || !settings->save || settings->zero_stage == 0) return FP8CORE_OK;
   if (leads(now)) {
     struct timespec time;
     (void)timespec_get(&time, TIME_UTC);

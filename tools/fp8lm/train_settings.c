@@ -50,9 +50,13 @@ static const char *const devices[] = {"cpu", "cuda", NULL};
 #define OF(names) 0, 0, names
 #define FIXED FP8LM_TRAIN_FIXED
 #define STORED FP8LM_TRAIN_STORED
+#define SHARED FP8LM_TRAIN_SHARED
 #define RUN FP8LM_TRAIN_RUN
 // Doubles hold whole numbers to here; so does JSON elsewhere.
 #define MOST_INTEGER 9007199254740991.0
+
+// --zero-stage that was not given: as the precision suggests.
+#define ZERO_STAGE_AUTO (-1)
 
 // A heading of the help has no name.
 static const option_entry table[] = {
@@ -174,17 +178,17 @@ static const option_entry table[] = {
 
   {NULL, TEXT, 0, RUN, ANY, NULL, "Run"},
   {"config", TEXT, AT(config), RUN, ANY, "FILE", "JSON object of options, names as here; the command line goes first"},
-  {"device", CHOICE, AT(device), RUN, OF(devices), "NAME", "cpu (default) or cuda"},
+  {"device", CHOICE, AT(device), SHARED, OF(devices), "NAME", "cpu (default) or cuda"},
   {"threads", INTEGER, AT(threads), RUN, 0, 1024, NULL, "N",
    "CPU threads of a rank (default OMP_NUM_THREADS, or a share of all); results do not depend on it"},
-  {"save", TEXT, AT(save), RUN, ANY, "DIR", "folder of checkpoints and logs, created if need be"},
-  {"load", TEXT, AT(load), RUN, ANY, "DIR", "continue a checkpoint, or the newest of a --save folder"},
-  {"resume", FLAG, AT(resume), RUN, ANY, NULL,
+  {"save", TEXT, AT(save), SHARED, ANY, "DIR", "folder of checkpoints and logs, created if need be"},
+  {"load", TEXT, AT(load), SHARED, ANY, "DIR", "continue a checkpoint, or the newest of a --save folder"},
+  {"resume", FLAG, AT(resume), SHARED, ANY, NULL,
    "continue the newest checkpoint of --save, or begin where there is none"},
-  {"save-interval", INTEGER, AT(save_interval), RUN, INT_RANGE(0), "N",
+  {"save-interval", INTEGER, AT(save_interval), SHARED, INT_RANGE(0), "N",
    "steps from one checkpoint to the next; one more follows the last step; 0 for none (default 500)"},
-  {"keep-last", INTEGER, AT(keep_last), RUN, INT_RANGE(0), "N", "checkpoints that are kept, 0 for all (default 3)"},
-  {"exit-interval", INTEGER, AT(exit_interval), RUN, INT_RANGE(0), "N",
+  {"keep-last", INTEGER, AT(keep_last), SHARED, INT_RANGE(0), "N", "checkpoints that are kept, 0 for all (default 3)"},
+  {"exit-interval", INTEGER, AT(exit_interval), SHARED, INT_RANGE(0), "N",
    "end after a step that is a multiple of N, or the first one after it that is not skipped, with a checkpoint"},
   {"log-dir", TEXT, AT(log_dir), RUN, ANY, "DIR", "folder of log.jsonl (default --save)"},
   {"tensorboard-dir", TEXT, AT(tensorboard_dir), RUN, ANY, "DIR",
@@ -278,7 +282,7 @@ static const char *list_choices(const char *const *choices, char *buffer, size_t
   return buffer;
 }
 
-static int stored(const option_entry *entry) { return entry->name && entry->scope != RUN; }
+static int stored(const option_entry *entry) { return entry->scope == FIXED || entry->scope == STORED; }
 
 // The command line.
 
@@ -422,7 +426,7 @@ static int may_be_missing(const option_entry *entry) {
 
 fp8core_status fp8lm_train_settings_read(fp8lm_json *json, fp8lm_train_settings *settings) {
   unsigned char given[ENTRIES] = {0};
-  settings->zero_stage = FP8LM_TRAIN_ZERO_STAGE_AUTO;
+  settings->zero_stage = ZERO_STAGE_AUTO;
   const fp8core_status status = read_object(json, 1, settings, given);
   if (status != FP8CORE_OK) return status;
   for (int i = 0; i < ENTRIES; i++)
@@ -458,14 +462,8 @@ void fp8lm_train_settings_write(FILE *stream, const fp8lm_train_settings *settin
 }
 
 void fp8lm_train_settings_write_shared(FILE *stream, const fp8lm_train_settings *settings) {
-  static const char *const shared[] = {"save",      "load",          "resume", "save-interval",
-                                       "keep-last", "exit-interval", "device"};
   for (int i = 0; i < ENTRIES; i++) {
-    if (!table[i].name) continue;
-    int is_shared = stored(&table[i]);
-    for (size_t j = 0; j < sizeof(shared) / sizeof(*shared); j++)
-      is_shared = is_shared || strcmp(table[i].name, shared[j]) == 0;
-    if (!is_shared) continue;
+    if (!stored(&table[i]) && table[i].scope != SHARED) continue;
     // That of --resume, too.
     if (strcmp(table[i].name, "load") == 0)
       fputs("the checkpoint to continue\t", stream);
@@ -613,7 +611,7 @@ static fp8core_status set_defaults(fp8lm_train_settings *settings) {
 
 static void set_run_defaults(fp8lm_train_settings *settings) {
   settings->check_data = 1;
-  settings->zero_stage = FP8LM_TRAIN_ZERO_STAGE_AUTO;
+  settings->zero_stage = ZERO_STAGE_AUTO;
   settings->distributed_timeout_minutes = 10.0;
   settings->save_interval = 500;
   settings->keep_last = 3;
@@ -754,11 +752,8 @@ fp8optim_schedule fp8lm_train_schedule(const fp8lm_train_settings *settings) {
 
 // What precision suggests, which cannot change: what is stored is what the run had.
 static void choose_zero_stage(fp8lm_train_settings *settings) {
-  if (settings->zero_stage == FP8LM_TRAIN_ZERO_STAGE_AUTO)
-    settings->zero_stage = settings->precision == FP8GPT_FP8_O3 ? 1 : 0;
+  if (settings->zero_stage == ZERO_STAGE_AUTO) settings->zero_stage = settings->precision == FP8GPT_FP8_O3 ? 1 : 0;
 }
-
-int fp8lm_train_zero_stage(const fp8lm_train_settings *settings) { return (int)settings->zero_stage; }
 
 fp8comm_gradient_options fp8lm_train_gradient_options(const fp8lm_train_settings *settings) {
   fp8comm_gradient_options options = fp8comm_gradient_options_default();

@@ -109,12 +109,11 @@ typedef enum fp8lm_train_scope {
   FP8LM_TRAIN_FIXED,
   /** Stored; a resumed run may change it. */
   FP8LM_TRAIN_STORED,
+  /** Of this run only, and the same on all its ranks. */
+  FP8LM_TRAIN_SHARED,
   /** Of this run only. */
   FP8LM_TRAIN_RUN
 } fp8lm_train_scope;
-
-/** --zero-stage that was not given: as the precision suggests. */
-#define FP8LM_TRAIN_ZERO_STAGE_AUTO (-1)
 
 /** Devices of --device. */
 enum { FP8LM_TRAIN_CPU = 0, FP8LM_TRAIN_CUDA = 1 };
@@ -185,8 +184,8 @@ fp8core_status fp8lm_train_settings_read(fp8lm_json *json, fp8lm_train_settings 
 /** Writes the stored options as an object, one a line, each line after \p indentation spaces. */
 void fp8lm_train_settings_write(FILE *stream, const fp8lm_train_settings *settings, int indentation);
 
-/** Writes all that must be the same on every rank, which is the stored options and some of this run: a line each, the
- * option, a tabulator and its value, if any. */
+/** Writes all that must be the same on every rank, which are the stored and the shared options: a line each, the
+ * option, a tabulator and its value, or "none". */
 void fp8lm_train_settings_write_shared(FILE *stream, const fp8lm_train_settings *settings);
 
 /** What the settings mean to the libraries. */
@@ -196,7 +195,6 @@ fp8optim_adamw_options fp8lm_train_adamw_options(const fp8lm_train_settings *set
 fp8optim_group fp8lm_train_group(const fp8lm_train_settings *settings, int decay);
 fp8optim_schedule fp8lm_train_schedule(const fp8lm_train_settings *settings);
 
-int fp8lm_train_zero_stage(const fp8lm_train_settings *settings);
 fp8comm_gradient_options fp8lm_train_gradient_options(const fp8lm_train_settings *settings);
 
 /** Micro-batches of a step, of all ranks. */

@@ -60,7 +60,7 @@ static fp8core_status create_sharded(fp8lm_trainer *trainer) {
     parameters[i].gradient_dtype = parameter.gradient.dtype;
   }
   fp8zero_sharded_options options = fp8zero_sharded_options_default();
-  options.stage = fp8lm_train_zero_stage(settings);
+  options.stage = (int)settings->zero_stage;
   options.adamw = fp8lm_train_adamw_options(settings);
   options.gradient = fp8lm_train_gradient_options(settings);
   options.micro_batches = options.stage >= 2 ? (int)trainer->micro_batches : 1;
@@ -210,7 +210,7 @@ fp8core_status fp8lm_trainer_create(fp8lm_trainer *trainer, const fp8lm_train_se
 }
 
 int fp8lm_trainer_stage(const fp8lm_trainer *trainer) {
-  return trainer->sharded ? fp8lm_train_zero_stage(trainer->settings) : 0;
+  return trainer->sharded ? (int)trainer->settings->zero_stage : 0;
 }
 
 int64_t fp8lm_trainer_local(const fp8lm_trainer *trainer, int64_t index) {
