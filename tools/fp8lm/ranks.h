@@ -3,6 +3,9 @@
  *
  * All calls but those of fp8lm_ranks_name(), fp8lm_ranks_gpu() and fp8lm_ranks_abort() are collective. With one rank
  * they do nothing.
+ *
+ * Where fp8lm_ranks_agree() or fp8lm_ranks_compare() finds an error, each rank has its message, whatever the others do
+ * next, fp8lm_ranks_abort() included.
  */
 #ifndef FP8LM_RANKS_H
 #define FP8LM_RANKS_H
