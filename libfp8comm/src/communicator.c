@@ -56,7 +56,7 @@ static fp8comm_shared *new_shared(int rank, int size, const fp8comm_communicator
   shared->next_id = FIRST_ID;
   shared->interrupt = options->interrupt;
   shared->interrupt_data = options->interrupt_data;
-  shared->answered = calloc((size_t)size, 1);
+  shared->answered = calloc((size_t)size, sizeof(*shared->answered));
   if (shared->answered) return shared;
   free(shared);
   return NULL;

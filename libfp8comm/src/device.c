@@ -685,6 +685,14 @@ static fp8core_status read_options(const fp8comm_communicator *communicator, con
   return fp8comm_invalid("path is \"%s\", expected \"nccl\", \"ucx\", \"staged\" or NULL", options->path);
 }
 
+// An error that all ranks know. None returns with it before all do: an abort that follows would overtake it.
+static fp8core_status fail_together(fp8comm_communicator *communicator, fp8core_status status) {
+  char message[FP8COMM_MESSAGE_BYTES];
+  (void)snprintf(message, sizeof(message), "%s", fp8core_last_error());
+  (void)fp8comm_barrier(communicator);
+  return fp8core_set_last_error(status, "%s", message);
+}
+
 static fp8core_status agree_on_path(fp8comm_communicator *communicator, fp8comm_path wanted) {
   introduction *all = calloc((size_t)communicator->size, sizeof(*all));
   if (!all)
@@ -694,7 +702,10 @@ static fp8core_status agree_on_path(fp8comm_communicator *communicator, fp8comm_
   introduce(communicator, wanted, &all[communicator->rank], &why);
   fp8comm_path path = FP8COMM_PATH_STAGED;
   fp8core_status status = gather(communicator, all);
-  if (status == FP8CORE_OK) status = choose(communicator, all, &why, &path);
+  if (status == FP8CORE_OK) {
+    status = choose(communicator, all, &why, &path);
+    if (status != FP8CORE_OK) status = fail_together(communicator, status);
+  }
   free(all);
   FP8COMM_TRY(status);
   if (path == FP8COMM_PATH_NCCL) return join_nccl(communicator);

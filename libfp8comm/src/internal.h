@@ -34,8 +34,8 @@ typedef struct fp8comm_shared {
   fp8comm_request *active;
   // What other ranks have been told to read in place.
   uint64_t bytes_in_place;
-  // One a rank of the endpoint: whether it has answered the question of a call that waits in vain.
-  unsigned char *answered;
+  // One a rank of the endpoint: when it last answered the question of a call that waits in vain.
+  double *answered;
   // device.h; NULL as long as no communicator here was given a device.
   struct fp8comm_cuda *cuda;
   // Whether the transport has device memory to move: then its calls are made with that device as the current one.
@@ -186,7 +186,7 @@ typedef enum fp8comm_nccl_state {
 
 typedef struct fp8comm_pending {
   fp8comm_operation *operation;
-  // Of the endpoint.
+  // Of the communicator.
   int peer;
   // How many messages of the request were posted before.
   size_t index;
@@ -248,8 +248,8 @@ struct fp8comm_request {
   int done;
   // Since when a test or wait has seen no progress; 0: it has, or has not looked.
   double stalled_since;
-  // Whether all ranks were asked since.
-  int asked;
+  // When all ranks were asked since; 0: they were not.
+  double asked;
 };
 
 // request.c: carrying out.

@@ -114,14 +114,14 @@ static uint64_t header_hash(const fp8comm_header *header) {
 static fp8core_status compare_headers(const fp8comm_request *request) {
   const fp8comm_header *own = &request->header, *other = &request->peer_header;
   if (memcmp(own, other, sizeof(*own)) == 0) return FP8CORE_OK;
-  char name[64], theirs[160], ours[160];
+  char name[64], own_name[64], theirs[160], ours[160];
   (void)rank_name(request->communicator, request->header_from, name);
   if (other->magic != HEADER_MAGIC)
     return fp8core_set_last_error(FP8CORE_ERROR_PEER, "%s sent a malformed header", name);
   describe(other, theirs);
   describe(own, ours);
-  return fp8comm_invalid("ranks do not agree: %s calls %s, but rank %d expects %s", name, theirs,
-                         request->communicator->rank, ours);
+  return fp8comm_invalid("ranks do not agree: %s calls %s, but %s expects %s", name, theirs,
+                         rank_name(request->communicator, request->communicator->rank, own_name), ours);
 }
 
 // --- Failures ---
@@ -243,7 +243,7 @@ void fp8comm_on_control(void *data, int peer, const fp8comm_control *message) {
     }
     shared->endpoint->transport->send_control(shared->endpoint, peer, &answer);
   } else if (message->kind == CONTROL_ANSWER) {
-    shared->answered[peer] = 1;
+    shared->answered[peer] = fp8comm_now();
   } else if (message->kind == CONTROL_ABORT && shared->failure == FP8CORE_OK) {
     // The requests end when progress() has returned: transports need not bear a cancel within it.
     const int known = message->status <= FP8CORE_ERROR_INVALID_ARGUMENT && message->status >= FP8CORE_ERROR_INTERRUPTED;
@@ -441,10 +441,11 @@ static fp8core_status post(fp8comm_request *request, int peer, int sends, uint64
                            void *destination, size_t bytes, fp8comm_memory memory, fp8comm_pending *pending) {
   fp8comm_endpoint *endpoint = request->communicator->shared->endpoint;
   const fp8comm_transport *transport = endpoint->transport;
+  const int other = fp8comm_endpoint_rank(request->communicator, peer);
   pending->operation = NULL;
-  pending->peer = fp8comm_endpoint_rank(request->communicator, peer);
-  return sends ? transport->send(endpoint, pending->peer, tag, source, bytes, memory, &pending->operation)
-               : transport->receive(endpoint, pending->peer, tag, destination, bytes, memory, &pending->operation);
+  pending->peer = peer;
+  return sends ? transport->send(endpoint, other, tag, source, bytes, memory, &pending->operation)
+               : transport->receive(endpoint, other, tag, destination, bytes, memory, &pending->operation);
 }
 
 static fp8core_status post_step(fp8comm_request *request, const fp8comm_step *step) {
@@ -627,7 +628,7 @@ static size_t append(char *text, size_t used, size_t room, const char *what) {
   return length < 0 ? used : used + (size_t)length < room ? used + (size_t)length : room - 1;
 }
 
-// From or to which rank the request's first message in flight is; -1: none is.
+// From or to which rank of the communicator the request's first message in flight is; -1: none is.
 static int awaited_peer(const fp8comm_request *request) {
   return request->pending_count > 0          ? request->pending[0].peer
          : request->header_receive.operation ? request->header_receive.peer
@@ -638,13 +639,13 @@ static int awaited_peer(const fp8comm_request *request) {
 // The first of those that do not answer, or, where all do, that something is awaited from.
 static void name_missing(const fp8comm_request *request, char *text, size_t room) {
   const fp8comm_communicator *communicator = request->communicator;
-  const unsigned char *answered = communicator->shared->answered;
+  const double *answered = communicator->shared->answered;
   size_t used = 0;
   int named = 0;
   char name[64];
   text[0] = 0;
   for (int rank = 0; rank < communicator->size; rank++) {
-    if (rank == communicator->rank || answered[fp8comm_endpoint_rank(communicator, rank)]) continue;
+    if (rank == communicator->rank || answered[fp8comm_endpoint_rank(communicator, rank)] >= request->asked) continue;
     if (named < 4) {
       if (named > 0) used = append(text, used, room, ", ");
       used = append(text, used, room, rank_name(communicator, rank, name));
@@ -664,18 +665,19 @@ static void name_missing(const fp8comm_request *request, char *text, size_t room
   if (awaited < 0)
     (void)snprintf(text, room, "every rank answers, but the device has not done its part");
   else
-    (void)snprintf(text, room, "rank %d answers, but has not taken part", awaited);
+    (void)snprintf(text, room, "%s answers, but has not taken part", rank_name(communicator, awaited, name));
 }
 
 static fp8core_status interrupted(fp8comm_request *request, double stalled) {
-  char what[160], whom[32] = "the device";
+  const fp8comm_communicator *communicator = request->communicator;
+  char what[160], own[64], whom[64] = "the device";
   const int awaited = awaited_peer(request);
-  if (awaited >= 0) (void)snprintf(whom, sizeof(whom), "rank %d", awaited);
+  if (awaited >= 0) (void)rank_name(communicator, awaited, whom);
   describe(&request->header, what);
-  return fail(request->communicator->shared,
+  return fail(communicator->shared,
               fp8core_set_last_error(FP8CORE_ERROR_INTERRUPTED,
-                                     "rank %d was interrupted as it waited for %s, for %.1f s so far (%s)",
-                                     request->communicator->rank, whom, stalled, what));
+                                     "%s was interrupted as it waited for %s, for %.1f s so far (%s)",
+                                     rank_name(communicator, communicator->rank, own), whom, stalled, what));
 }
 
 // Whether the request has waited too long. Asks who is there some time before, so that the answers are there by then.
@@ -691,18 +693,17 @@ static fp8core_status check_time(fp8comm_request *request) {
   if (shared->interrupt && stalled >= YIELD_SECONDS && shared->interrupt(shared->interrupt_data, stalled))
     return interrupted(request, stalled);
   if (stalled < timeout - grace) return FP8CORE_OK;
-  if (!request->asked) {
+  if (request->asked == 0) {
     fp8comm_control question;
     memset(&question, 0, sizeof(question));
     question.kind = CONTROL_QUESTION;
     question.rank = shared->rank;
-    memset(shared->answered, 0, (size_t)shared->size);
     for (int rank = 0; rank < communicator->size; rank++) {
       if (rank != communicator->rank)
         shared->endpoint->transport->send_control(shared->endpoint, fp8comm_endpoint_rank(communicator, rank),
                                                   &question);
     }
-    request->asked = 1;
+    request->asked = now;
     // The time of the answers counts from here, also where this call came late.
     request->stalled_since = now - (timeout - grace);
     return FP8CORE_OK;
@@ -747,7 +748,7 @@ fp8core_status fp8comm_request_wait(fp8comm_request **request) {
   // What needs no other rank learns of failures all the same, for the next call.
   if (waited->done) (void)progress(shared);
   // Time between calls does not count.
-  if (!waited->asked) waited->stalled_since = 0;
+  if (waited->asked == 0) waited->stalled_since = 0;
   for (int spins = 0; !waited->done;) {
     const size_t position = waited->position, pending = waited->pending_count;
     if (progress(shared) != FP8CORE_OK || waited->done) break;

@@ -155,6 +155,10 @@ fp8core_status fp8zero_make(fp8zero_sharded *sharded, const fp8zero_sharded_opti
 fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, int group_count,
                              const fp8optim_group *groups);
 
+// Returns the status, with the thread's last error, which all ranks of the communicator know: when all do, as an abort
+// that followed would overtake it.
+fp8core_status fp8zero_fail_together(fp8comm_communicator *communicator, fp8core_status status);
+
 // The reducer; collective.
 fp8core_status fp8zero_make_reducer(fp8zero_sharded *sharded);
 

@@ -573,10 +573,17 @@ static fp8core_status measure(fp8zero_sharded *sharded, verdict *common) {
   if (!all) FP8ZERO_TRY(exchange_squares(sharded, common));
   if (sharded->options.model_communicator) FP8ZERO_TRY(exchange_sums(sharded, common));
   sharded->control_bytes += sent(sharded) - before;
-  if (measured != FP8CORE_OK) return fp8core_set_last_error(measured, "%s", message);
   if (common->failed < 0) return FP8CORE_OK;
-  return fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d%s could not take the step, whose gradients it measured",
-                                common->failed, common->where);
+  fp8core_status status = measured;
+  if (measured != FP8CORE_OK)
+    (void)fp8core_set_last_error(measured, "%s", message);
+  else
+    status =
+      fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d%s could not take the step, whose gradients it measured",
+                             common->failed, common->where);
+  if (!all) status = fp8zero_fail_together(sharded->communicator, status);
+  if (sharded->options.model_communicator) status = fp8zero_fail_together(sharded->options.model_communicator, status);
+  return status;
 }
 
 static fp8core_status copy_scale(const fp8zero_sharded *sharded, void *to, const float *from) {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fp8comm/collectives.h"
 #include "fp8comm/device.h"
 #include "fp8zero/partition.h"
 #include "internal.h"
@@ -611,13 +612,23 @@ static fp8core_status tell_parameter(fp8zero_sharded *sharded, int differing) {
                          differing, (long long)first, sharded->tensors[first].name);
 }
 
-fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, int group_count,
-                             const fp8optim_group *groups) {
+fp8core_status fp8zero_fail_together(fp8comm_communicator *communicator, fp8core_status status) {
+  char message[512];
+  strncpy(message, fp8core_last_error(), sizeof(message) - 1);
+  message[sizeof(message) - 1] = '\0';
+  (void)fp8comm_barrier(communicator);
+  return fp8core_set_last_error(status, "%s", message);
+}
+
+// \p together: whether an error is one that all ranks know.
+static fp8core_status agree(fp8zero_sharded *sharded, fp8core_status status, int group_count,
+                            const fp8optim_group *groups, int *together) {
   const fp8zero_sharded_options *options = &sharded->options;
   const int size = fp8comm_communicator_size(sharded->communicator);
   const int rank = fp8comm_communicator_rank(sharded->communicator);
   char message[512] = "";
   int64_t own[TOLD] = {0};
+  *together = 0;
   own[TOLD_STATUS] = (int64_t)status;
   if (status == FP8CORE_OK) {
     uint64_t parameters = HASH_SEED;
@@ -645,6 +656,7 @@ fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, in
   if (!all) return out_of_memory((int64_t)size * TOLD * (int64_t)sizeof(*all));
   memcpy(all + (size_t)rank * TOLD, own, sizeof(own));
   fp8core_status told = fp8comm_all_gather(sharded->communicator, all + (size_t)rank * TOLD, all, TOLD, FP8COMM_INT64);
+  *together = told == FP8CORE_OK;
   int differing = -1;
   int what = 0;
   for (int r = 0; r < size && told == FP8CORE_OK && status == FP8CORE_OK; r++)
@@ -673,4 +685,11 @@ fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, in
                            told_names[what]);
   return fp8zero_invalid("%s is %lld on rank %d and %lld on rank 0, expected the same on every rank", told_names[what],
                          (long long)theirs, differing, (long long)first);
+}
+
+fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, int group_count,
+                             const fp8optim_group *groups) {
+  int together;
+  const fp8core_status agreed = agree(sharded, status, group_count, groups, &together);
+  return agreed == FP8CORE_OK || !together ? agreed : fp8zero_fail_together(sharded->communicator, agreed);
 }

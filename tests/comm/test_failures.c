@@ -107,6 +107,9 @@ static void disagreements(void **unused) {
 
 // --- Ranks that are not there ---
 
+// So long that a rank that is there, on a machine with other work, answers in the last quarter of it.
+#define MISSING_SECONDS 2.0
+
 // Rank 2 sleeps through it, or the last of two.
 static void check_missing(fp8comm_communicator *communicator, void *data) {
   const int large = *(const int *)data;
@@ -117,14 +120,17 @@ static void check_missing(fp8comm_communicator *communicator, void *data) {
   char text[64];
   (void)snprintf(text, sizeof(text), "rank %d does not answer", missing);
   if (rank == missing) {
-    sleep_for(4);
+    sleep_for(5);
     rank_refused(communicator, fp8comm_all_reduce(communicator, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM),
                  FP8CORE_ERROR_TIMEOUT, text);
   } else {
     const double start = now();
     rank_refused(communicator, fp8comm_all_reduce(communicator, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM),
                  FP8CORE_ERROR_TIMEOUT, text);
-    rank_check(communicator, now() - start > 0.39 && now() - start < 3.9, "it took %g s", now() - start);
+    const double took = now() - start;
+    // Others may have begun to wait before.
+    const int first = strncmp(fp8core_last_error(), "no progress", 11) == 0;
+    rank_check(communicator, (!first || took > MISSING_SECONDS - 0.01) && took < 4.9, "it took %g s", took);
     rank_refused(communicator, fp8comm_barrier(communicator), FP8CORE_ERROR_TIMEOUT, text);
   }
   free(buffer);
@@ -176,12 +182,12 @@ static void check_polling(fp8comm_communicator *communicator, void *data) {
 static void missing(void **unused) {
   (void)unused;
   for (int large = 0; large < 2; large++) {
-    run_ranks(2, 0.4, check_missing, &large);
-    run_ranks(5, 0.4, check_missing, &large);
+    run_ranks(2, MISSING_SECONDS, check_missing, &large);
+    run_ranks(5, MISSING_SECONDS, check_missing, &large);
   }
-  run_ranks(3, 0.4, check_elsewhere, NULL);
+  run_ranks(3, MISSING_SECONDS, check_elsewhere, NULL);
   run_ranks(3, 3, check_late, NULL);
-  run_ranks(2, 0.4, check_polling, NULL);
+  run_ranks(2, MISSING_SECONDS, check_polling, NULL);
 }
 
 // --- Ranks that give up or leave ---
@@ -192,6 +198,8 @@ static void check_abort(fp8comm_communicator *communicator, void *data) {
   float *buffer = calloc(150000, 4);
   (void)data;
   rank_ok(communicator, fp8comm_communicator_split(communicator, rank % 2, 0, &part));
+  // None is still in the split when the last one aborts.
+  (void)fp8comm_barrier(communicator);
   if (rank == size - 1) {
     sleep_for(0.1);
     rank_ok(communicator, fp8comm_communicator_abort(communicator, "the disk is full"));
@@ -260,6 +268,8 @@ typedef struct interruption {
   atomic_int wrong;
   int polls;
   int large;
+  // For how long a call that is told waits on.
+  double patience;
 } interruption;
 
 static int on_wait(void *data, double stalled_seconds) {
@@ -267,7 +277,7 @@ static int on_wait(void *data, double stalled_seconds) {
   atomic_fetch_add(&one->asked, 1);
   if (!(stalled_seconds > 0 && stalled_seconds < 20)) atomic_store(&one->wrong, 1);
   // As a program that gives others a moment.
-  return atomic_load(&one->told) && stalled_seconds > 0.2;
+  return atomic_load(&one->told) && stalled_seconds > one->patience;
 }
 
 // The last rank does not come, as all others wait for it, in a part of their own or of all, until somebody tells them.
@@ -277,7 +287,8 @@ static void check_interrupt(fp8comm_communicator *communicator, void *data) {
   const int64_t count = one->large ? 150000 : 3;
   float *buffer = calloc((size_t)count, 4);
   fp8comm_communicator *part;
-  rank_ok(communicator, fp8comm_communicator_split(communicator, 0, 0, &part));
+  // In the other order: messages name ranks by both numbers.
+  rank_ok(communicator, fp8comm_communicator_split(communicator, 0, -rank, &part));
   if (rank == size - 1) {
     sleep_for(0.3);
     atomic_store(&one->told, 1);
@@ -296,8 +307,13 @@ static void check_interrupt(fp8comm_communicator *communicator, void *data) {
       status = fp8comm_all_reduce(part, buffer, buffer, count, FP8COMM_FP32, FP8COMM_SUM);
     }
     rank_refused(communicator, status, FP8CORE_ERROR_INTERRUPTED, " was interrupted as it waited for rank ");
+    const char *found = strstr(fp8core_last_error(), " waited for rank ");
+    int awaited = -1, before = -1;
+    const int numbers = found ? sscanf(found, " waited for rank %d (%d before the split)", &awaited, &before) : 0;
+    rank_check(communicator, numbers == 2 ? awaited + before == size - 1 : numbers == 1 && 2 * awaited == size - 1,
+               "\"%s\"", fp8core_last_error());
     rank_refused(communicator, status, FP8CORE_ERROR_INTERRUPTED, one->large ? "of 150000 fp32" : "of 3 fp32");
-    rank_check(communicator, now() - start > 0.25 && now() - start < 8, "it took %g s", now() - start);
+    rank_check(communicator, atomic_load(&one->told) && now() - start < 8, "it took %g s", now() - start);
     rank_refused(communicator, fp8comm_barrier(communicator), FP8CORE_ERROR_INTERRUPTED,
                  "was interrupted as it waited");
   }
@@ -320,14 +336,14 @@ static void interrupts(void **unused) {
   for (size_t r = 0; r < COUNT(rank_counts); r++) {
     for (int polls = 0; polls < 2; polls++) {
       for (int large = 0; large < 2; large++) {
-        interruption one = {.polls = polls, .large = large};
+        interruption one = {.polls = polls, .large = large, .patience = 0.2};
         options.interrupt_data = &one;
         run_ranks_with(rank_counts[r], &options, check_interrupt, &one);
         assert_true(atomic_load(&one.asked) > 1);
         assert_false(atomic_load(&one.wrong));
       }
     }
-    interruption told = {.told = 1};
+    interruption told = {.told = 1, .patience = 10};
     options.interrupt_data = &told;
     run_ranks_with(rank_counts[r], &options, check_quick, NULL);
   }

@@ -283,6 +283,8 @@ static void check_death(fp8comm_communicator *communicator, fp8core_context *con
   OK(use(communicator, context, "ucx"));
   float *in = on_device(context, NULL, (size_t)count * 4), *out = on_device(context, NULL, (size_t)(count * size) * 4);
   OK(fp8comm_all_gather(communicator, in, out, count, FP8COMM_FP32));
+  // None is still in it.
+  (void)fp8comm_barrier(communicator);
   if (rank == size - 1) (void)raise(SIGKILL);
   char name[32];
   (void)snprintf(name, sizeof(name), "rank %d", size - 1);

@@ -98,6 +98,17 @@ class Process:
                 f'{self.name} {"ended" if ended else "hangs"} without "{pattern}": {self.text()}'
             time.sleep(0.02)
 
+    def wait_until_it_catches(self, number):
+        """Until the process has a handler of its own for this signal."""
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with open(f'/proc/{self.process.pid}/status') as status:
+                caught = re.search(r'^SigCgt:\s*([0-9a-f]+)$', status.read(), re.M)
+            if caught and int(caught[1], 16) >> (number - 1) & 1:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f'{self.name} does not catch {signal.Signals(number).name}: {self.text()}')
+
     def finish(self, patience=PATIENCE):
         """Exit code, output, errors."""
         try:

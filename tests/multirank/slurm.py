@@ -3,6 +3,7 @@ removed afterwards, listening on loopback. Nothing of a Slurm that the machine m
 import contextlib
 import os
 import pwd
+import random
 import re
 import shutil
 import signal
@@ -16,11 +17,12 @@ from ranks import end_with_parent, free_ports
 PATIENCE = 60
 # Debian's folder of daemons is not in every user's PATH.
 PATH = os.pathsep.join([os.environ.get('PATH', os.defpath), '/usr/local/sbin', '/usr/sbin'])
-# Addresses only (CommunicationParameters); no control groups, accounts or bindings. As many processors as a test wants.
+# Ranks take their ports by the number of the job, as do those of another Slurm of this kind. Addresses only (CommunicationParameters); no control groups, accounts or bindings. As many processors as a test wants.
 CONFIGURATION = '''
 ClusterName=fp8test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
+FirstJobId={job}
 SlurmdPort={ports[1]}
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmUser={user}
@@ -101,7 +103,7 @@ def one_node():
         with open(os.open(f'{folder}/munge.key', os.O_WRONLY | os.O_CREAT, 0o400), 'wb') as key:
             key.write(os.urandom(1024))
         with open(f'{folder}/slurm.conf', 'w') as configuration:
-            configuration.write(CONFIGURATION.format(host=socket.gethostname().split('.')[0], ports=free_ports(2), folder=folder,
+            configuration.write(CONFIGURATION.format(host=socket.gethostname().split('.')[0], ports=free_ports(2), job=random.randrange(1, 60000), folder=folder,
                                                      user=user))
         start('munged', '--foreground', '--force', f'--socket={folder}/munge.socket', f'--key-file={folder}/munge.key',
               f'--pid-file={folder}/munged.pid', f'--seed-file={folder}/munge.seed', f'--log-file={folder}/munge.log')

@@ -49,12 +49,20 @@ def write(path, data):
         file.write(data)
 
 
-def log_of(folder):
-    return [json.loads(line) for line in read(os.path.join(folder, "log.jsonl")).decode().splitlines()]
+def log_of(folder, killed=False):
+    """A last line without its end is being written; where the program was killed, others may be parts, too."""
+    entries = []
+    for line in read(os.path.join(folder, "log.jsonl")).decode().splitlines(keepends=True):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            if line.endswith("\n") and not killed:
+                raise
+    return entries
 
 
-def events(folder, kind):
-    return [entry for entry in log_of(folder) if entry["event"] == kind]
+def events(folder, kind, killed=False):
+    return [entry for entry in log_of(folder, killed) if entry["event"] == kind]
 
 
 def checkpoint_files(path):
@@ -480,11 +488,11 @@ class Train(unittest.TestCase):
         return subprocess.Popen([FP8LM, "train", "--data-path", "t", *TINY, *arguments], cwd=self.folder,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def wait_for_steps(self, folder, count):
+    def wait_for_steps(self, folder, count, killed=False):
         deadline = time.time() + 120
         while time.time() < deadline:
             try:
-                if len(events(folder, "step")) >= count:
+                if len(events(folder, "step", killed)) >= count:
                     return
             except (OSError, ValueError):
                 pass
@@ -522,8 +530,9 @@ class Train(unittest.TestCase):
             process.communicate()
             newest = steps_of(self.path("killed"))[-1]
             process = self.start(*options)
-            self.wait_for_steps(self.path("killed"), len(events(self.path("killed"), "step")) + 1)
-            starts = [entry["step"] for entry in events(self.path("killed"), "start")]
+            steps = len(events(self.path("killed"), "step", killed=True))
+            self.wait_for_steps(self.path("killed"), steps + 1, killed=True)
+            starts = [entry["step"] for entry in events(self.path("killed"), "start", killed=True)]
             self.assertEqual(starts[-1], newest)
         process.kill()
         process.communicate()

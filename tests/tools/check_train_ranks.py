@@ -330,7 +330,8 @@ class Ranks(unittest.TestCase):
         launcher = beside_python("torchrun")
         if not launcher:
             self.skipTest("no torchrun here, which comes with PyTorch: tests/interop/requirements-torch.txt")
-        self.launched("torchrun", [launcher, "--no-python", "--nproc-per-node", "2", "--master-port", str(free_port())])
+        self.launched("torchrun", [launcher, "--no-python", "--nproc-per-node", "2", "--master-port", str(free_port())],
+                      FP8COMM_PORT=free_port())
 
     # Faults.
 
@@ -356,7 +357,7 @@ class Ranks(unittest.TestCase):
         for victim in 0, 1, 2:
             name = "kill-%d" % victim
             with self.start(3, *TINY, "--precision", "fp8-o3", "--global-batch-size", "6", "--train-iters", "1000000",
-                            "--save", name, "--save-interval", "5", "--distributed-timeout-minutes", "0.1") as started:
+                            "--save", name, "--save-interval", "5", "--distributed-timeout-minutes", "0.5") as started:
                 deadline = time.monotonic() + PATIENCE
                 # Checkpoints come and go: any will do.
                 while time.monotonic() < deadline and not (os.path.isdir(self.path(name)) and any(
@@ -385,19 +386,19 @@ class Ranks(unittest.TestCase):
             self.assertEqual(len([entry for entry in os.listdir(self.path(name)) if re.fullmatch(r"step-\d+", entry)]), 1)
 
     def test_stop_signal_to_a_waiting_rank(self):
-        """Told within a second or two, not after the timeout of minutes."""
+        """Told within a second or two, not after the timeout of ten minutes."""
+        soon = 30
         # Of two ranks one is never started.
         for rank, pattern in ((0, r"fp8lm train: ended by a signal before the first step: rank 0 of 2 at .* for rank 1 to connect"),
                               (1, r"fp8lm train: ended by a signal before the first step: rank 1 of 2 was interrupted as it waited.*for rank 0 at")):
             commands = [None, None]
             commands[rank] = [FP8LM, "train", *TINY, "--save", "alone"]
             with running(commands, [self.folder] * 2) as (one,):
+                one.wait_until_it_catches(signal.SIGTERM)
                 time.sleep(1)
                 self.assertIsNone(one.process.poll())
-                begun = time.monotonic()
                 one.process.send_signal(signal.SIGTERM)
-                code, _, errors = one.finish()
-                self.assertLess(time.monotonic() - begun, 4)
+                code, _, errors = one.finish(soon)
                 self.assertEqual(code, 130)
                 self.assertRegex(errors, pattern)
         # A rank is stopped in the middle of a step, as a save would be waited for; another is told, and tells the third.
@@ -409,10 +410,8 @@ class Ranks(unittest.TestCase):
                 started[0].wait_for("^step 6")
                 started[2].process.send_signal(signal.SIGSTOP)
                 time.sleep(0.5)
-                begun = time.monotonic()
                 started[told].process.send_signal(signal.SIGTERM)
-                ends = finish(started[:2])
-                self.assertLess(time.monotonic() - begun, 8)
+                ends = finish(started[:2], soon)
             self.assertEqual([code for code, _, _ in ends], [130, 130], ends)
             for rank, (_, _, errors) in enumerate(ends):
                 self.assertRegex(errors, r"rank %d of 3: ended by a signal after step \d+: .*rank %d was interrupted as it waited for rank \d, for "

@@ -36,8 +36,8 @@ static void agree_on_failure(fp8comm_communicator *communicator, void *data) {
     fp8lm_ranks_agree(&ranks, own ? fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "%s", message) : FP8CORE_OK);
   rank_check(communicator, status == (own ? FP8CORE_ERROR_OUT_OF_MEMORY : FP8CORE_ERROR_PEER), "%s: %s",
              fp8core_status_string(status), fp8core_last_error());
-  rank_check(communicator, strcmp(fp8core_last_error(), expected) == 0, "\"%s\", expected \"%s\"",
-             fp8core_last_error(), expected);
+  rank_check(communicator, strcmp(fp8core_last_error(), expected) == 0, "\"%s\", expected \"%s\"", fp8core_last_error(),
+             expected);
   leave(&ranks, expected);
 }
 
@@ -51,8 +51,8 @@ static void compare_different(fp8comm_communicator *communicator, void *data) {
   const fp8core_status status = fp8lm_ranks_compare(&ranks, &own, sizeof(own), "files");
   rank_check(communicator, status == FP8CORE_ERROR_INVALID_ARGUMENT, "%s: %s", fp8core_status_string(status),
              fp8core_last_error());
-  rank_check(communicator, strcmp(fp8core_last_error(), expected) == 0, "\"%s\", expected \"%s\"",
-             fp8core_last_error(), expected);
+  rank_check(communicator, strcmp(fp8core_last_error(), expected) == 0, "\"%s\", expected \"%s\"", fp8core_last_error(),
+             expected);
   leave(&ranks, expected);
 }
 

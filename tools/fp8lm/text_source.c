@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,8 @@
 #include "words.h"
 
 #define PIECE_BYTES ((size_t)1 << 20)
+// How long what never comes is waited for before the next look at the signals.
+#define LOOK_MILLISECONDS 200
 
 static fp8core_status out_of_memory(size_t bytes) {
   return fp8core_set_last_error(FP8CORE_ERROR_OUT_OF_MEMORY, "not enough memory for %zu bytes of text", bytes);
@@ -81,6 +84,12 @@ static fp8core_status fill(fp8lm_text_source *source, fp8lm_piece *piece, size_t
   while (piece->size < size && !source->at_end) {
     if (source->interrupted && *source->interrupted) {
       return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%s: interrupted", piece->name);
+    }
+    // A signal that comes after the look at the flag would not end a read() of what never comes.
+    struct pollfd polled = {.fd = source->descriptor, .events = POLLIN};
+    if (source->interrupted) {
+      const int ready = poll(&polled, 1, LOOK_MILLISECONDS);
+      if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
     }
     const ssize_t got = read(source->descriptor, piece->bytes + piece->size, size - piece->size);
     if (got < 0 && errno == EINTR) continue;

@@ -23,7 +23,7 @@
 #define PEAK_STEPS 16
 
 // After a signal a rank waits for others, without progress, for twice the longest step so far and these seconds.
-#define STOP_PATIENCE 1.0
+#define STOP_PATIENCE 3.0
 
 static volatile sig_atomic_t stop;
 

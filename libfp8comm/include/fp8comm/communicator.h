@@ -163,8 +163,8 @@ FP8COMM_API fp8core_status fp8comm_communicator_set_timeout(fp8comm_communicator
 /**
  * Breaks the communicator, and those that splits connect with it, on all ranks: calls that wait for this rank, or any
  * other, fail with FP8CORE_ERROR_PEER, this rank's number and \p reason. For a rank that cannot go on. Does not wait,
- * and overtakes what others still wait for: after an error that a collective tells all ranks, a barrier before this call
- * lets each of them see that error first.
+ * and overtakes what others still wait for: after an error that a collective tells all ranks, a barrier before this
+ * call lets each of them see that error first.
  *
  * \param reason printed into messages of the others, up to 200 bytes; may be NULL.
  * \return FP8CORE_ERROR_INVALID_ARGUMENT when the communicator is NULL.

@@ -741,6 +741,8 @@ static fp8core_status gather_ranks(tcp_bootstrap *tcp, doorkeeper *door, int64_t
       return give_up(tcp, FP8CORE_ERROR_PEER, "poll() of rank 0 failed: %s", strerror(errno));
     for (int r = 1; r < tcp->base.ranks; r++) {
       if (polled[first_rank + (size_t)r - 1].revents) {
+        // Whoever leaves when time is up leaves for those that are missing.
+        if (now() >= deadline) return say_who_is_missing(tcp, door);
         close_fd(&tcp->peers[r].fd);
         return give_up(tcp, FP8CORE_ERROR_PEER, "rank %d (%s) left while rank 0 waited for others", r,
                        tcp->peers[r].address);
@@ -876,8 +878,11 @@ static fp8core_status start_other(tcp_bootstrap *tcp, const address_list *list, 
   }
 }
 
-static fp8core_status other_all_gather(tcp_bootstrap *tcp, const void *part, size_t bytes, uint8_t *table,
-                                       int64_t deadline) {
+static fp8core_status other_all_gather(tcp_bootstrap *tcp, const void *part, size_t bytes, uint8_t *table) {
+  // Rank 0 knows who is missing, and says so when its time is up: it is waited for a little longer.
+  const double timeout = tcp->wait.timeout_seconds;
+  const double patience = timeout + (timeout / 4 < 2 ? timeout / 4 : 2);
+  const int64_t deadline = deadline_after(patience);
   peer *const root = &tcp->peers[0];
   fp8comm_wire_start(&root->reader, root->session.from_root, FP8COMM_WIRE_TABLE, tcp->sequence, table,
                      bytes * (size_t)tcp->base.ranks);
@@ -915,7 +920,7 @@ static fp8core_status other_all_gather(tcp_bootstrap *tcp, const void *part, siz
       return fp8core_set_last_error(FP8CORE_ERROR_TIMEOUT,
                                     "rank 0 (%s) did not complete all-gather number %" PRIu32
                                     " of the bootstrap within %g s: it, or a rank that it waits for, hangs",
-                                    root->address, tcp->sequence, tcp->wait.timeout_seconds);
+                                    root->address, tcp->sequence, patience);
     }
     struct pollfd polled = {.fd = root->fd, .events = (short)(sent == 0 ? POLLIN | POLLOUT : POLLIN)};
     if (wait_for(&polled, 1, deadline) < 0)
@@ -936,10 +941,9 @@ static fp8core_status tcp_all_gather(fp8comm_bootstrap *bootstrap, const void *p
                            bootstrap->ranks);
   if (bytes > 0) memcpy((uint8_t *)table + (size_t)bootstrap->rank * bytes, part, bytes);
   tcp->sequence++;
-  const int64_t deadline = deadline_after(tcp->wait.timeout_seconds);
   tcp->waiting_since = now();
-  return bootstrap->rank == 0 ? root_all_gather(tcp, bytes, table, deadline)
-                              : other_all_gather(tcp, part, bytes, table, deadline);
+  return bootstrap->rank == 0 ? root_all_gather(tcp, bytes, table, deadline_after(tcp->wait.timeout_seconds))
+                              : other_all_gather(tcp, part, bytes, table);
 }
 
 // What rank 0 said last reaches ranks that still send only if it is not answered by a reset: so rank 0 reads on for a

@@ -27,6 +27,8 @@
 #define AM_RECEIPT 3
 // After the news that a peer is gone, messages of it that are still on their way through another lane may arrive.
 #define GRACE_SECONDS 0.1
+// Where others never cease to send, so that there is always more to look at.
+#define PATIENCE_SECONDS 2.0
 // What a moment is: for the last messages before destroy(), and for an operation that is cancelled to end by itself and
 // then by force.
 #define LINGER_SECONDS 1.0
@@ -149,6 +151,9 @@ struct ucx_endpoint {
   unsigned calls;
   // Failed connections that are to be closed.
   int to_close;
+  // Whether some peer is gone, and when, since then, nothing more was there that had arrived.
+  int some_gone;
+  double looked_at_all;
   fp8comm_operation *idle;
   // All operations there are.
   fp8comm_operation *made;
@@ -211,13 +216,17 @@ static fp8core_status say_gone(const ucx_endpoint *ucx, int peer) {
                                 ucs_status_string(reason));
 }
 
-static int is_gone(const ucx_peer *peer) {
-  return peer->gone_since > 0 && (peer->closed || now() - peer->gone_since >= GRACE_SECONDS);
+// Of a rank that had no processor meanwhile all that has arrived still waits to be looked at.
+static int is_gone(const ucx_endpoint *ucx, const ucx_peer *peer) {
+  if (peer->gone_since == 0) return 0;
+  return peer->closed || ucx->looked_at_all - peer->gone_since >= GRACE_SECONDS ||
+         now() - peer->gone_since >= PATIENCE_SECONDS;
 }
 
 static void mark_gone(ucx_peer *peer, ucs_status_t reason) {
   // A goodbye counts more than the end of the connection that follows it.
   if (peer->gone_since > 0) return;
+  peer->owner->some_gone = 1;
   peer->gone_since = now();
   peer->reason = reason;
 }
@@ -284,7 +293,7 @@ static void close_failed(ucx_endpoint *ucx) {
   for (int r = 0; r < ucx->size; r++) {
     ucx_peer *const peer = &ucx->peers[r];
     if (!peer->ep || peer->gone_since == 0 || peer->reason == UCS_OK) continue;
-    if (is_gone(peer))
+    if (is_gone(ucx, peer))
       close_by_force(ucx, peer);
     else
       left++;
@@ -644,7 +653,7 @@ static fp8core_status ucx_test(fp8comm_endpoint *endpoint, fp8comm_operation **t
   }
   *done = 0;
   // UCX does not know from whom a receive is that nothing has matched.
-  if (!is_gone(&ucx->peers[operation->peer])) return FP8CORE_OK;
+  if (!is_gone(ucx, &ucx->peers[operation->peer])) return FP8CORE_OK;
   const int peer = operation->peer;
   ucx_cancel(endpoint, tested);
   return say_gone(ucx, peer);
@@ -673,10 +682,12 @@ static fp8core_status ucx_progress(fp8comm_endpoint *endpoint) {
     return fp8core_set_last_error(
       FP8CORE_ERROR_PEER, "UCX could not end a message of a rank that is gone or stopped; expected a new communicator");
   }
-  while (ucp_worker_progress(ucx->worker) > 0) {
+  unsigned events;
+  while ((events = ucp_worker_progress(ucx->worker)) > 0) {
     // A peer that never ceases to send must not keep the caller from its other work.
     if (ucx->first_incoming || ucx->to_close) break;
   }
+  if (events == 0 && ucx->some_gone) ucx->looked_at_all = now();
   if (++ucx->calls % LOOK_CALLS == 0) look_at_processes(ucx);
   if (ucx->to_close) close_failed(ucx);
   for (fp8comm_operation *next, *one = ucx->reading; one; one = next) {
