@@ -686,7 +686,7 @@ static fp8core_status check_time(fp8comm_request *request) {
   fp8comm_shared *shared = communicator->shared;
   const double now = fp8comm_now();
   const double timeout = communicator->timeout_seconds;
-  const double grace = timeout / 4 < 2 ? timeout / 4 : 2;
+  const double grace = fp8comm_grace(timeout);
   if (request->stalled_since == 0) request->stalled_since = now;
   const double stalled = now - request->stalled_since;
   // Not before the moment is over in which most calls get what they wait for.

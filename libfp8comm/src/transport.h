@@ -36,6 +36,9 @@
 // Upper 16 bits of tags that no communicator uses: a transport's own, for control messages and the like.
 #define FP8COMM_TAG_RESERVED UINT64_C(0xffff)
 
+// Seconds of a timeout in which ranks that wait learn who is missing.
+static inline double fp8comm_grace(double timeout_seconds) { return timeout_seconds < 8 ? timeout_seconds / 4 : 2; }
+
 typedef struct fp8comm_transport fp8comm_transport;
 typedef struct fp8comm_endpoint fp8comm_endpoint;
 // A send or receive in flight, of the transport's.

@@ -607,9 +607,11 @@ static fp8core_status tell_parameter(fp8zero_sharded *sharded, int differing) {
   while (status == FP8CORE_OK && first + 1 < count && hashes[first] == theirs[first]) first++;
   free(hashes);
   if (status != FP8CORE_OK) return status;
-  return fp8zero_invalid("rank %d has another parameter %lld than rank 0 (here it is \"%s\"), expected the same name, "
-                         "shape, group, dtypes, part and residence on every rank",
-                         differing, (long long)first, sharded->tensors[first].name);
+  return fp8zero_fail_together(
+    sharded->communicator,
+    fp8zero_invalid("rank %d has another parameter %lld than rank 0 (here it is \"%s\"), expected the same name, "
+                    "shape, group, dtypes, part and residence on every rank",
+                    differing, (long long)first, sharded->tensors[first].name));
 }
 
 fp8core_status fp8zero_fail_together(fp8comm_communicator *communicator, fp8core_status status) {
@@ -620,15 +622,13 @@ fp8core_status fp8zero_fail_together(fp8comm_communicator *communicator, fp8core
   return fp8core_set_last_error(status, "%s", message);
 }
 
-// \p together: whether an error is one that all ranks know.
-static fp8core_status agree(fp8zero_sharded *sharded, fp8core_status status, int group_count,
-                            const fp8optim_group *groups, int *together) {
+fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, int group_count,
+                             const fp8optim_group *groups) {
   const fp8zero_sharded_options *options = &sharded->options;
   const int size = fp8comm_communicator_size(sharded->communicator);
   const int rank = fp8comm_communicator_rank(sharded->communicator);
   char message[512] = "";
   int64_t own[TOLD] = {0};
-  *together = 0;
   own[TOLD_STATUS] = (int64_t)status;
   if (status == FP8CORE_OK) {
     uint64_t parameters = HASH_SEED;
@@ -656,7 +656,6 @@ static fp8core_status agree(fp8zero_sharded *sharded, fp8core_status status, int
   if (!all) return out_of_memory((int64_t)size * TOLD * (int64_t)sizeof(*all));
   memcpy(all + (size_t)rank * TOLD, own, sizeof(own));
   fp8core_status told = fp8comm_all_gather(sharded->communicator, all + (size_t)rank * TOLD, all, TOLD, FP8COMM_INT64);
-  *together = told == FP8CORE_OK;
   int differing = -1;
   int what = 0;
   for (int r = 0; r < size && told == FP8CORE_OK && status == FP8CORE_OK; r++)
@@ -673,23 +672,17 @@ static fp8core_status agree(fp8zero_sharded *sharded, fp8core_status status, int
   const int64_t theirs = differing < 0 ? 0 : all[(size_t)differing * TOLD + (size_t)what];
   const int64_t first = all[what];
   free(all);
-  if (status != FP8CORE_OK) {
-    // What other calls have said since is less than what went wrong here.
-    return told == FP8CORE_OK ? fp8core_set_last_error(status, "%s", message) : told;
-  }
-  FP8ZERO_TRY(told);
+  // What other calls have said since is less than what went wrong here.
+  if (status != FP8CORE_OK && told == FP8CORE_OK) told = fp8core_set_last_error(status, "%s", message);
+  // Of a broken communicator the barrier fails at once.
+  if (told != FP8CORE_OK) return fp8zero_fail_together(sharded->communicator, told);
   if (differing < 0) return FP8CORE_OK;
   if (what == TOLD_PARAMETER_VALUES) return tell_parameter(sharded, differing);
   if (what >= TOLD_ADAMW)
-    return fp8zero_invalid("rank %d has other %s than rank 0, expected the same on every rank", differing,
-                           told_names[what]);
-  return fp8zero_invalid("%s is %lld on rank %d and %lld on rank 0, expected the same on every rank", told_names[what],
-                         (long long)theirs, differing, (long long)first);
-}
-
-fp8core_status fp8zero_agree(fp8zero_sharded *sharded, fp8core_status status, int group_count,
-                             const fp8optim_group *groups) {
-  int together;
-  const fp8core_status agreed = agree(sharded, status, group_count, groups, &together);
-  return agreed == FP8CORE_OK || !together ? agreed : fp8zero_fail_together(sharded->communicator, agreed);
+    status =
+      fp8zero_invalid("rank %d has other %s than rank 0, expected the same on every rank", differing, told_names[what]);
+  else
+    status = fp8zero_invalid("%s is %lld on rank %d and %lld on rank 0, expected the same on every rank",
+                             told_names[what], (long long)theirs, differing, (long long)first);
+  return fp8zero_fail_together(sharded->communicator, status);
 }

@@ -17,13 +17,14 @@ from ranks import end_with_parent, free_ports
 PATIENCE = 60
 # Debian's folder of daemons is not in every user's PATH.
 PATH = os.pathsep.join([os.environ.get('PATH', os.defpath), '/usr/local/sbin', '/usr/sbin'])
-# Ranks take their ports by the number of the job, as do those of another Slurm of this kind. Addresses only (CommunicationParameters); no control groups, accounts or bindings. As many processors as a test wants.
+# Addresses only (CommunicationParameters); no control groups, accounts or bindings. As many processors as a test wants.
+# Jobs begin anywhere (FirstJobId), as ranks take their ports by the job's number, also those of another Slurm of this kind.
 CONFIGURATION = '''
 ClusterName=fp8test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
-FirstJobId={job}
 SlurmdPort={ports[1]}
+FirstJobId={job}
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmUser={user}
 SlurmdUser={user}
@@ -103,8 +104,8 @@ def one_node():
         with open(os.open(f'{folder}/munge.key', os.O_WRONLY | os.O_CREAT, 0o400), 'wb') as key:
             key.write(os.urandom(1024))
         with open(f'{folder}/slurm.conf', 'w') as configuration:
-            configuration.write(CONFIGURATION.format(host=socket.gethostname().split('.')[0], ports=free_ports(2), job=random.randrange(1, 60000), folder=folder,
-                                                     user=user))
+            configuration.write(CONFIGURATION.format(host=socket.gethostname().split('.')[0], ports=free_ports(2), folder=folder,
+                                                     user=user, job=random.randrange(1, 60000)))
         start('munged', '--foreground', '--force', f'--socket={folder}/munge.socket', f'--key-file={folder}/munge.key',
               f'--pid-file={folder}/munged.pid', f'--seed-file={folder}/munge.seed', f'--log-file={folder}/munge.log')
         start('slurmctld', '-D')

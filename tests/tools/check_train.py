@@ -49,20 +49,20 @@ def write(path, data):
         file.write(data)
 
 
-def log_of(folder, killed=False):
-    """A last line without its end is being written; where the program was killed, others may be parts, too."""
+def log_of(folder, torn=False):
+    """Of a program that still writes, or was killed as it did, lines may be torn: they are left out where that may be."""
     entries = []
-    for line in read(os.path.join(folder, "log.jsonl")).decode().splitlines(keepends=True):
+    for line in read(os.path.join(folder, "log.jsonl")).decode().splitlines():
         try:
             entries.append(json.loads(line))
         except ValueError:
-            if line.endswith("\n") and not killed:
+            if not torn:
                 raise
     return entries
 
 
-def events(folder, kind, killed=False):
-    return [entry for entry in log_of(folder, killed) if entry["event"] == kind]
+def events(folder, kind, torn=False):
+    return [entry for entry in log_of(folder, torn) if entry["event"] == kind]
 
 
 def checkpoint_files(path):
@@ -426,8 +426,8 @@ class Train(unittest.TestCase):
                              "--save-interval", "0")
         self.wait_for_steps(self.path("unread"), 100)
         steps = -1
-        while steps != len(events(self.path("unread"), "step")):
-            steps = len(events(self.path("unread"), "step"))
+        while steps != len(events(self.path("unread"), "step", torn=True)):
+            steps = len(events(self.path("unread"), "step", torn=True))
             time.sleep(2)
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(timeout=120), 130)
@@ -488,11 +488,11 @@ class Train(unittest.TestCase):
         return subprocess.Popen([FP8LM, "train", "--data-path", "t", *TINY, *arguments], cwd=self.folder,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def wait_for_steps(self, folder, count, killed=False):
+    def wait_for_steps(self, folder, count, torn=False):
         deadline = time.time() + 120
         while time.time() < deadline:
             try:
-                if len(events(folder, "step", killed)) >= count:
+                if len(events(folder, "step", torn)) >= count:
                     return
             except (OSError, ValueError):
                 pass
@@ -530,9 +530,9 @@ class Train(unittest.TestCase):
             process.communicate()
             newest = steps_of(self.path("killed"))[-1]
             process = self.start(*options)
-            steps = len(events(self.path("killed"), "step", killed=True))
-            self.wait_for_steps(self.path("killed"), steps + 1, killed=True)
-            starts = [entry["step"] for entry in events(self.path("killed"), "start", killed=True)]
+            steps = len(events(self.path("killed"), "step", torn=True))
+            self.wait_for_steps(self.path("killed"), steps + 1, torn=True)
+            starts = [entry["step"] for entry in events(self.path("killed"), "start", torn=True)]
             self.assertEqual(starts[-1], newest)
         process.kill()
         process.communicate()

@@ -146,17 +146,18 @@ static fp8core_status lowest(const fp8lm_ranks *ranks, int has, int64_t *found) 
   return fp8comm_all_reduce(ranks->communicator, found, found, 1, FP8COMM_INT64, FP8COMM_MIN);
 }
 
-// An error that all ranks know. Whoever returns with it may end the communication at once (fp8lm_ranks_abort()), which
-// overtakes what others still wait for: none returns before all know. What comes of the barrier itself, after that, is
-// of no interest.
-static fp8core_status failed_together(const fp8lm_ranks *ranks, fp8core_status status, const char *message) {
+// The thread's last error, which all ranks know. Whoever returns with it may end the communication at once
+// (fp8lm_ranks_abort()), which overtakes what others still wait for: none returns before all know. What comes of the
+// barrier itself, after that, is of no interest.
+static fp8core_status fail_together(const fp8lm_ranks *ranks, fp8core_status status) {
+  char message[MESSAGE_BYTES + 32];
+  (void)snprintf(message, sizeof(message), "%s", fp8core_last_error());
   (void)fp8comm_barrier(ranks->communicator);
   return fp8core_set_last_error(status, "%s", message);
 }
 
 fp8core_status fp8lm_ranks_agree(const fp8lm_ranks *ranks, fp8core_status status) {
   char message[MESSAGE_BYTES] = "";
-  char named[MESSAGE_BYTES + 32];
   int64_t failed;
   if (ranks->size == 1) return status;
   if (status != FP8CORE_OK) (void)snprintf(message, sizeof(message), "%s", fp8core_last_error());
@@ -165,14 +166,15 @@ fp8core_status fp8lm_ranks_agree(const fp8lm_ranks *ranks, fp8core_status status
   char told[MESSAGE_BYTES];
   memcpy(told, message, sizeof(told));
   TRY(fp8comm_broadcast(ranks->communicator, told, sizeof(told), FP8COMM_BYTE, (int)failed));
-  if (status != FP8CORE_OK) return failed_together(ranks, status, message);
   told[sizeof(told) - 1] = '\0';
-  (void)snprintf(named, sizeof(named), "rank %d failed: %s", (int)failed, told);
-  return failed_together(ranks, FP8CORE_ERROR_PEER, named);
+  if (status != FP8CORE_OK)
+    (void)fp8core_set_last_error(status, "%s", message);
+  else
+    status = fp8core_set_last_error(FP8CORE_ERROR_PEER, "rank %d failed: %s", (int)failed, told);
+  return fail_together(ranks, status);
 }
 
 fp8core_status fp8lm_ranks_compare(const fp8lm_ranks *ranks, const void *bytes, size_t size, const char *what) {
-  char message[MESSAGE_BYTES];
   int64_t first[2];
   int64_t different;
   if (ranks->size == 1) return FP8CORE_OK;
@@ -181,8 +183,9 @@ fp8core_status fp8lm_ranks_compare(const fp8lm_ranks *ranks, const void *bytes, 
   TRY(fp8lm_ranks_broadcast(ranks, first, sizeof(first)));
   TRY(lowest(ranks, memcmp(first, own, sizeof(own)) != 0, &different));
   if (different == ranks->size) return FP8CORE_OK;
-  (void)snprintf(message, sizeof(message), "rank %d has other %s than rank 0, expected the same", (int)different, what);
-  return failed_together(ranks, FP8CORE_ERROR_INVALID_ARGUMENT, message);
+  return fail_together(ranks, fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT,
+                                                     "rank %d has other %s than rank 0, expected the same",
+                                                     (int)different, what));
 }
 
 fp8core_status fp8lm_ranks_is_first(const fp8lm_ranks *ranks, int64_t value, int *first) {

@@ -86,8 +86,8 @@ static fp8core_status fill(fp8lm_text_source *source, fp8lm_piece *piece, size_t
       return fp8core_set_last_error(FP8CORE_ERROR_INVALID_ARGUMENT, "%s: interrupted", piece->name);
     }
     // A signal that comes after the look at the flag would not end a read() of what never comes.
-    struct pollfd polled = {.fd = source->descriptor, .events = POLLIN};
     if (source->interrupted) {
+      struct pollfd polled = {.fd = source->descriptor, .events = POLLIN};
       const int ready = poll(&polled, 1, LOOK_MILLISECONDS);
       if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
     }

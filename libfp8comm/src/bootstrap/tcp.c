@@ -880,8 +880,7 @@ static fp8core_status start_other(tcp_bootstrap *tcp, const address_list *list, 
 
 static fp8core_status other_all_gather(tcp_bootstrap *tcp, const void *part, size_t bytes, uint8_t *table) {
   // Rank 0 knows who is missing, and says so when its time is up: it is waited for a little longer.
-  const double timeout = tcp->wait.timeout_seconds;
-  const double patience = timeout + (timeout / 4 < 2 ? timeout / 4 : 2);
+  const double patience = tcp->wait.timeout_seconds + fp8comm_grace(tcp->wait.timeout_seconds);
   const int64_t deadline = deadline_after(patience);
   peer *const root = &tcp->peers[0];
   fp8comm_wire_start(&root->reader, root->session.from_root, FP8COMM_WIRE_TABLE, tcp->sequence, table,
